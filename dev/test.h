@@ -1,0 +1,68 @@
+// test.h - the test harness: rows of a name and a function, CHECK inside, a filter on the command line, and a last line
+// "N passed, N failed". A row fails when any of its checks fails; all failing checks are printed (the first few of each row).
+#pragma once
+#include "../kernels/base.h"
+
+typedef struct {
+    const char* name; // "area: what is shown"
+    void (*run)(void);
+} TestRow;
+
+static struct {
+    int failures_in_row, checks_in_row, passed, failed;
+} test_state;
+
+// CHECK(condition, "format", ...): the message says what was compared, expected and found.
+#define CHECK(condition, ...)                                                 \
+    do {                                                                      \
+        test_state.checks_in_row++;                                           \
+        if (!(condition) && test_state.failures_in_row++ < 5) {               \
+            fprintf(stdout, "    %s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            fprintf(stdout, __VA_ARGS__);                                     \
+            fprintf(stdout, "\n");                                            \
+        }                                                                     \
+    } while (0)
+
+// A call that returns false with an Error must not fail here.
+#define CHECK_OK(call, error) CHECK(call, "%s", (error).text)
+
+// A call that must fail, with a message that holds `part`.
+#define CHECK_FAILS(call, error, part)                                                                       \
+    do {                                                                                                     \
+        (error).text[0] = 0;                                                                                 \
+        bool went_well_ = (call);                                                                            \
+        CHECK(!went_well_, "expected a refusal");                                                            \
+        CHECK(went_well_ || strstr((error).text, (part)), "expected a message with \"%s\", found \"%s\"", part, (error).text); \
+    } while (0)
+
+// A row that checks nothing is a failure: it cannot show anything.
+static inline void test_run_rows(const TestRow* rows, size_t count, const char* filter) {
+    for (size_t i = 0; i < count; i++) {
+        if (filter && !strstr(rows[i].name, filter)) { continue; }
+        test_state.failures_in_row = test_state.checks_in_row = 0;
+        double start = seconds_now();
+        rows[i].run();
+        bool good = test_state.failures_in_row == 0 && test_state.checks_in_row > 0;
+        printf("%s  %-60s %6d checks %7.2f s\n", good ? "ok  " : "FAIL", rows[i].name, test_state.checks_in_row, seconds_now() - start);
+        fflush(stdout);
+        good ? test_state.passed++ : test_state.failed++;
+    }
+}
+
+static inline int test_summary(void) {
+    printf("%d passed, %d failed\n", test_state.passed, test_state.failed);
+    return test_state.failed == 0 && test_state.passed > 0 ? 0 : 1;
+}
+
+// The folder for files that tests write; made on first use, removed by the caller of the suite.
+static inline const char* test_folder(void) {
+    static char folder[64];
+    if (!folder[0]) {
+        strcpy(folder, "/tmp/test_gpt_XXXXXX");
+        if (!mkdtemp(folder)) {
+            printf("cannot make a folder for tests: %s\n", strerror(errno));
+            exit(1);
+        }
+    }
+    return folder;
+}

@@ -1,0 +1,43 @@
+// philox.cuh - counter-based random numbers: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+// A value is a pure function of (seed, purpose, step, tensor, element): the same on every rank, thread and device, and nothing
+// needs to be saved to resume.
+#pragma once
+#include "team.cuh"
+
+typedef enum { RANDOM_INIT = 1, RANDOM_WEIGHT_ROUNDING, RANDOM_SHUFFLE, RANDOM_SAMPLING } RandomPurpose;
+
+typedef struct {
+    uint32_t x[4];
+} Philox;
+
+DEVICE Philox philox4x32(uint64_t key, Philox counter) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t x0 = counter.x[0], x1 = counter.x[1], x2 = counter.x[2], x3 = counter.x[3];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * x0, p1 = (uint64_t)0xCD9E8D57u * x2;
+        x0 = (uint32_t)(p1 >> 32) ^ x1 ^ k0;
+        x1 = (uint32_t)p1;
+        x2 = (uint32_t)(p0 >> 32) ^ x3 ^ k1;
+        x3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    Philox out = {{x0, x1, x2, x3}};
+    return out;
+}
+
+// Four random words for the element group `index` (elements 4 index .. 4 index + 3, or whatever the caller counts).
+// step: up to 2^32; tensor: a small number or a layer-tensor id below 2^24.
+DEVICE Philox philox_at(uint64_t seed, RandomPurpose purpose, uint32_t step, uint32_t tensor, uint64_t index) {
+    Philox counter = {{(uint32_t)index, (uint32_t)(index >> 32), step, tensor | (uint32_t)purpose << 24}};
+    return philox4x32(seed, counter);
+}
+
+// Uniform in [0, 1) with 24 bits.
+DEVICE float philox_uniform(uint32_t word) { return (float)(word >> 8) * (1.0f / 16777216.0f); }
+
+// Standard normal from two words by Box and Muller; the first argument is moved away from 0.
+DEVICE float philox_normal(uint32_t a, uint32_t b) {
+    float u = ((float)(a >> 8) + 0.5f) * (1.0f / 16777216.0f);
+    return sqrtf(-2.0f * logf(u)) * cosf(6.28318530717958648f * philox_uniform(b));
+}

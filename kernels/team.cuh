@@ -1,0 +1,186 @@
+// team.cuh - one source, two targets. An op body is a plain function
+//     DEVICE void op_row(Team t, size_t row, args...)
+// that a *team* runs: the group of threads that shares one row, tile or chunk. LAUNCH(count, team_size, op_row, args...) runs it
+// for row = 0..count-1. On the CPU a team is one thread (rank 0, size 1, known to the compiler), TEAM_FOR is a unit-stride loop
+// that gets vectorised, and OpenMP spreads the teams over cores. On the GPU a team is a warp (32 threads, several share a block)
+// or a block of 64, 128 or 256. This is the only file with threadIdx, shuffles and __shared__.
+//
+// Rules for bodies: control flow is uniform in the team up to every team_* call; the scratch memory t.scratch (size asked for by
+// LAUNCH_SCRATCH, 16-byte aligned, undefined at the start) is shared by the team and needs team_sync between a write and
+// another thread's read; sums are fp32; no body depends on the number of teams or threads. Arguments of LAUNCH must be free of
+// side effects. Never launch from inside a parallel region.
+#pragma once
+#include "base.h"
+
+#define WARP_TEAM 32
+#define BLOCK_TEAM 256
+
+typedef struct {
+    int rank, size;
+    char* scratch;
+} Team;
+
+#if defined(__CUDACC__) || defined(CUDA_ON_CPU)
+#define ON_GPU 1
+#ifdef CUDA_ON_CPU
+#include "../dev/cuda_on_cpu.h"
+#else
+#include <cuda_runtime.h>
+#define TEAM_SITE()
+#endif
+
+#define DEVICE static __device__ __forceinline__
+
+// The one stream of the program; work is ordered, nothing waits for the host.
+static cudaStream_t device_stream = 0;
+
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+static inline void cuda_check(cudaError_t status, const char* call, const char* file, int line) {
+    if (status == cudaSuccess) { return; }
+    fprintf(stderr, "error: %s:%d: %s: %s\n", file, line, call, cudaGetErrorString(status));
+    exit(1);
+}
+
+#define TEAM_FOR(i, n) for (int i = t.rank, n_##i = (n); i < n_##i; i += t.size)
+#define TEAM_SUM_FOR(i, n, ...) TEAM_FOR(i, n)
+#define TEAM_MAX_FOR(i, n, ...) TEAM_FOR(i, n)
+
+DEVICE void team_sync(Team t) {
+    TEAM_SITE();
+    if (t.size <= 32) {
+        __syncwarp();
+    } else {
+        __syncthreads();
+    }
+}
+
+DEVICE float warp_sum(float x) {
+    for (int offset = 16; offset > 0; offset >>= 1) { x += __shfl_xor_sync(0xffffffffu, x, offset); }
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+    for (int offset = 16; offset > 0; offset >>= 1) { x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset)); }
+    return x;
+}
+
+// Every thread of the team gets the sum, added in an order that depends on the team's size alone.
+DEVICE float team_sum(Team t, float x) {
+    TEAM_SITE();
+    x = warp_sum(x);
+    if (t.size <= 32) { return x; }
+    __shared__ float partial[32];
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    __syncthreads(); // the last call's readers are done
+    if (lane == 0) { partial[warp] = x; }
+    __syncthreads();
+    return warp_sum(lane < t.size / 32 ? partial[lane] : 0.0f);
+}
+
+DEVICE float team_max(Team t, float x) {
+    TEAM_SITE();
+    x = warp_max(x);
+    if (t.size <= 32) { return x; }
+    __shared__ float partial[32];
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    __syncthreads();
+    if (lane == 0) { partial[warp] = x; }
+    __syncthreads();
+    return warp_max(lane < t.size / 32 ? partial[lane] : -INFINITY);
+}
+
+// The body is a template argument: it is inlined, and its name shows in profilers.
+template <auto body, class... Args>
+__global__ void team_kernel(size_t count, int team_size, size_t scratch_bytes, Args... args) {
+#ifdef CUDA_ON_CPU
+    char* arena = (char*)cuda_on_cpu_shared();
+#else
+    extern __shared__ __align__(16) char arena[];
+#endif
+    int teams = (int)blockDim.x / team_size, team = (int)threadIdx.x / team_size;
+    Team t = {(int)threadIdx.x % team_size, team_size, arena + (size_t)team * scratch_bytes};
+    for (size_t i = (size_t)blockIdx.x * (size_t)teams + (size_t)team; i < count; i += (size_t)gridDim.x * (size_t)teams) {
+        body(t, i, args...);
+        team_sync(t); // the next round may overwrite the scratch
+    }
+}
+
+// Takes the parameter types from the body's own signature, so that NULL, 0 and double arguments convert as in a plain call.
+template <auto body> struct TeamLaunch;
+template <class... Args, void (*body)(Team, size_t, Args...)> struct TeamLaunch<body> {
+    static void run(size_t count, int team_size, size_t scratch_bytes, Args... args) {
+        if (count == 0) { return; }
+#ifdef CUDA_ON_CPU
+        if (cuda_on_cpu_team_size) { team_size = cuda_on_cpu_team_size; }
+#endif
+        scratch_bytes = round_up(scratch_bytes, 16);
+        int teams = team_size == 32 && scratch_bytes <= 8192 ? 4 : 1; // warps share a block for occupancy
+        size_t blocks = min_size(ceil_div(count, (size_t)teams), (size_t)1 << 30);
+        size_t shared = scratch_bytes * (size_t)teams;
+#ifdef CUDA_ON_CPU
+        cuda_on_cpu_launch((unsigned)blocks, (unsigned)(team_size * teams), shared, __PRETTY_FUNCTION__,
+                           [=] { team_kernel<body, Args...>(count, team_size, scratch_bytes, args...); });
+#else
+        if (shared > 48 * 1024) {
+            CUDA_CHECK(cudaFuncSetAttribute(team_kernel<body, Args...>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+        }
+        team_kernel<body, Args...><<<(unsigned)blocks, (unsigned)(team_size * teams), shared, device_stream>>>(count, team_size, scratch_bytes, args...);
+        CUDA_CHECK(cudaGetLastError());
+#endif
+    }
+};
+
+#define LAUNCH_SCRATCH(count, team_size, scratch_bytes, body, ...)                                                           \
+    do {                                                                                                                     \
+        static_assert((team_size) == 32 || (team_size) == 64 || (team_size) == 128 || (team_size) == 256, "team size");      \
+        TeamLaunch<body>::run((count), (team_size), (scratch_bytes), ##__VA_ARGS__);                                         \
+    } while (0)
+
+#else // CPU
+
+#define ON_GPU 0
+#define DEVICE static inline __attribute__((always_inline))
+
+#ifdef __clang__
+#define TEAM_FOR(i, n) _Pragma("clang loop vectorize(assume_safety)") for (int i = 0, n_##i = (n); i < n_##i; i++)
+#else
+#define TEAM_FOR(i, n) _Pragma("GCC ivdep") for (int i = 0, n_##i = (n); i < n_##i; i++)
+#endif
+// Without -ffast-math the compiler may not reorder a sum or a maximum: these say that it may.
+#define TEAM_SUM_FOR(i, n, ...) DO_PRAGMA(omp simd reduction(+ : __VA_ARGS__)) for (int i = 0; i < (n); i++)
+#define TEAM_MAX_FOR(i, n, ...) DO_PRAGMA(omp simd reduction(max : __VA_ARGS__)) for (int i = 0; i < (n); i++)
+
+DEVICE void team_sync(Team t) { (void)t; }
+DEVICE float team_sum(Team t, float x) {
+    (void)t;
+    return x;
+}
+DEVICE float team_max(Team t, float x) {
+    (void)t;
+    return x;
+}
+
+// This thread's scratch: grown on first use, kept for the life of the thread.
+static inline char* team_arena(size_t bytes) {
+    static __thread char* arena = NULL;
+    static __thread size_t capacity = 0;
+    if (bytes > capacity) {
+        free(arena);
+        capacity = round_up(bytes, 4096);
+        arena = (char*)need(aligned_alloc(4096, capacity));
+    }
+    return arena;
+}
+
+#define LAUNCH_SCRATCH(count, team_size, scratch_bytes, body, ...)                                                           \
+    do {                                                                                                                     \
+        static_assert((team_size) == 32 || (team_size) == 64 || (team_size) == 128 || (team_size) == 256, "team size");      \
+        const size_t count_ = (count), scratch_bytes_ = (scratch_bytes);                                                     \
+        DO_PRAGMA(omp parallel if (count_ > 1)) {                                                                            \
+            const Team team_ = {0, 1, team_arena(scratch_bytes_)};                                                           \
+            DO_PRAGMA(omp for schedule(static)) for (size_t i_ = 0; i_ < count_; i_++) { body(team_, i_, ##__VA_ARGS__); }   \
+        }                                                                                                                    \
+    } while (0)
+#endif
+
+#define LAUNCH(count, team_size, body, ...) LAUNCH_SCRATCH(count, team_size, 0, body, ##__VA_ARGS__)
