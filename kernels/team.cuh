@@ -142,9 +142,9 @@ template <class... Args, void (*body)(Team, size_t, Args...)> struct TeamLaunch<
 #define DEVICE static inline __attribute__((always_inline))
 
 #ifdef __clang__
-#define TEAM_FOR(i, n) _Pragma("clang loop vectorize(assume_safety)") for (int i = 0, n_##i = (n); i < n_##i; i++)
+#define TEAM_FOR(i, n) _Pragma("clang loop vectorize(assume_safety)") for (int i = t.rank, n_##i = (n); i < n_##i; i++)
 #else
-#define TEAM_FOR(i, n) _Pragma("GCC ivdep") for (int i = 0, n_##i = (n); i < n_##i; i++)
+#define TEAM_FOR(i, n) _Pragma("GCC ivdep") for (int i = t.rank, n_##i = (n); i < n_##i; i++)
 #endif
 // Without -ffast-math the compiler may not reorder a sum or a maximum: these say that it may.
 #define TEAM_SUM_FOR(i, n, ...) DO_PRAGMA(omp simd reduction(+ : __VA_ARGS__)) for (int i = 0; i < (n); i++)
