@@ -24,9 +24,15 @@ typedef struct {
 #define ON_GPU 1
 #ifdef CUDA_ON_CPU
 #include "../dev/cuda_on_cpu.h"
+// Every team operation tells the emulation where in the source it was called.
+#define TEAM_CALLER , const char* file = __builtin_FILE(), int line = __builtin_LINE()
+#define TEAM_CALL cuda_on_cpu_site(file, line, __func__)
+#define TEAM_MAX_BLOCKS cuda_on_cpu_max_blocks
 #else
 #include <cuda_runtime.h>
-#define TEAM_SITE()
+#define TEAM_CALLER
+#define TEAM_CALL
+#define TEAM_MAX_BLOCKS ((size_t)1 << 20)
 #endif
 
 #define DEVICE static __device__ __forceinline__
@@ -45,13 +51,24 @@ static inline void cuda_check(cudaError_t status, const char* call, const char* 
 #define TEAM_SUM_FOR(i, n, ...) TEAM_FOR(i, n)
 #define TEAM_MAX_FOR(i, n, ...) TEAM_FOR(i, n)
 
-DEVICE void team_sync(Team t) {
-    TEAM_SITE();
+// Shared memory of a block: for each team TEAM_PARTIALS floats that team_sum and team_max use, then the team's scratch.
+#define TEAM_PARTIALS 32
+#define TEAM_RESERVED (TEAM_PARTIALS * sizeof(float))
+
+DEVICE float* team_partials(Team t) { return (float*)(t.scratch - TEAM_RESERVED); }
+
+// A team of 32 is a warp and shares its block with others: it may never wait at the block's barrier.
+DEVICE void team_barrier(Team t) {
     if (t.size <= 32) {
         __syncwarp();
     } else {
         __syncthreads();
     }
+}
+
+DEVICE void team_sync(Team t TEAM_CALLER) {
+    TEAM_CALL;
+    team_barrier(t);
 }
 
 DEVICE float warp_sum(float x) {
@@ -64,67 +81,92 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
+// The value of the team's warp number `lane`, to be combined by one more warp operation; `none` beyond the last.
+DEVICE float team_gather(Team t, float warp_value, float none) {
+    float* partials = team_partials(t);
+    int lane = t.rank & 31;
+    team_barrier(t); // the last call's readers are done
+    if (lane == 0) { partials[t.rank >> 5] = warp_value; }
+    team_barrier(t);
+    return lane < t.size / 32 ? partials[lane] : none;
+}
+
 // Every thread of the team gets the sum, added in an order that depends on the team's size alone.
-DEVICE float team_sum(Team t, float x) {
-    TEAM_SITE();
+DEVICE float team_sum(Team t, float x TEAM_CALLER) {
+    TEAM_CALL;
     x = warp_sum(x);
-    if (t.size <= 32) { return x; }
-    __shared__ float partial[32];
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    __syncthreads(); // the last call's readers are done
-    if (lane == 0) { partial[warp] = x; }
-    __syncthreads();
-    return warp_sum(lane < t.size / 32 ? partial[lane] : 0.0f);
+    return t.size <= 32 ? x : warp_sum(team_gather(t, x, 0.0f));
 }
 
-DEVICE float team_max(Team t, float x) {
-    TEAM_SITE();
+// Every thread of the team gets the maximum. A NaN is passed over, as fmaxf does.
+DEVICE float team_max(Team t, float x TEAM_CALLER) {
+    TEAM_CALL;
     x = warp_max(x);
-    if (t.size <= 32) { return x; }
-    __shared__ float partial[32];
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    __syncthreads();
-    if (lane == 0) { partial[warp] = x; }
-    __syncthreads();
-    return warp_max(lane < t.size / 32 ? partial[lane] : -INFINITY);
+    return t.size <= 32 ? x : warp_max(team_gather(t, x, -INFINITY));
 }
 
-// The body is a template argument: it is inlined, and its name shows in profilers.
-template <auto body, class... Args>
-__global__ void team_kernel(size_t count, int team_size, size_t scratch_bytes, Args... args) {
+DEVICE char* team_shared_memory(void) {
 #ifdef CUDA_ON_CPU
-    char* arena = (char*)cuda_on_cpu_shared();
+    return cuda_on_cpu_shared();
 #else
-    extern __shared__ __align__(16) char arena[];
+    extern __shared__ __align__(16) char team_shared[];
+    return team_shared;
 #endif
-    int teams = (int)blockDim.x / team_size, team = (int)threadIdx.x / team_size;
-    Team t = {(int)threadIdx.x % team_size, team_size, arena + (size_t)team * scratch_bytes};
-    for (size_t i = (size_t)blockIdx.x * (size_t)teams + (size_t)team; i < count; i += (size_t)gridDim.x * (size_t)teams) {
+}
+
+// The emulation fills a team's scratch with NaN before each body; on the GPU it holds whatever was there.
+DEVICE void team_fresh_scratch(Team t, size_t scratch_bytes) {
+#ifdef CUDA_ON_CPU
+    size_t after = round_up(scratch_bytes, 16) - scratch_bytes;
+    if (t.rank == 0) { cuda_on_cpu_fresh_scratch(t.scratch, scratch_bytes, t.size == 32 ? TEAM_RESERVED : 0, after); }
+    team_sync(t);
+#else
+    (void)t;
+    (void)scratch_bytes;
+#endif
+}
+
+// The body is a template argument: it is inlined, and its name shows in profilers. So is the team size, which makes strides and
+// the choice of barrier constants; 0 stands for "as asked at run time" (the emulation).
+template <auto body, int fixed_size, class... Args>
+__global__ void team_kernel(size_t count, int team_size, size_t scratch_bytes, Args... args) {
+    const int size = fixed_size ? fixed_size : team_size;
+    const int teams = (int)blockDim.x / size, team = (int)threadIdx.x / size;
+    const size_t share = TEAM_RESERVED + round_up(scratch_bytes, 16);
+    Team t = {(int)threadIdx.x % size, size, team_shared_memory() + (size_t)team * share + TEAM_RESERVED};
+    const size_t stride = (size_t)gridDim.x * (size_t)teams;
+    // teams of one block may take different numbers of rounds: only teams that fill their block use its barrier
+    for (size_t i = (size_t)blockIdx.x * (size_t)teams + (size_t)team; i < count; i += stride) {
+        team_fresh_scratch(t, scratch_bytes);
         body(t, i, args...);
         team_sync(t); // the next round may overwrite the scratch
     }
 }
 
+// The grid of a launch; its teams stride over the rows that are left.
+static inline unsigned team_blocks(size_t count, size_t teams_a_block, size_t most) {
+    return (unsigned)min_size(count / teams_a_block + (count % teams_a_block != 0), most);
+}
+
 // Takes the parameter types from the body's own signature, so that NULL, 0 and double arguments convert as in a plain call.
 template <auto body> struct TeamLaunch;
 template <class... Args, void (*body)(Team, size_t, Args...)> struct TeamLaunch<body> {
-    static void run(size_t count, int team_size, size_t scratch_bytes, Args... args) {
+    template <int asked_size> static void run(size_t count, size_t scratch_bytes, Args... args) {
         if (count == 0) { return; }
+        int team_size = asked_size;
 #ifdef CUDA_ON_CPU
         if (cuda_on_cpu_team_size) { team_size = cuda_on_cpu_team_size; }
 #endif
-        scratch_bytes = round_up(scratch_bytes, 16);
         int teams = team_size == 32 && scratch_bytes <= 8192 ? 4 : 1; // warps share a block for occupancy
-        size_t blocks = min_size(ceil_div(count, (size_t)teams), (size_t)1 << 30);
-        size_t shared = scratch_bytes * (size_t)teams;
+        unsigned blocks = team_blocks(count, (size_t)teams, TEAM_MAX_BLOCKS), threads = (unsigned)(team_size * teams);
+        size_t shared = (TEAM_RESERVED + round_up(scratch_bytes, 16)) * (size_t)teams;
 #ifdef CUDA_ON_CPU
-        cuda_on_cpu_launch((unsigned)blocks, (unsigned)(team_size * teams), shared, __PRETTY_FUNCTION__,
-                           [=] { team_kernel<body, Args...>(count, team_size, scratch_bytes, args...); });
+        cuda_on_cpu_launch(blocks, threads, shared, __PRETTY_FUNCTION__,
+                           [=] { team_kernel<body, 0, Args...>(count, team_size, scratch_bytes, args...); });
 #else
-        if (shared > 48 * 1024) {
-            CUDA_CHECK(cudaFuncSetAttribute(team_kernel<body, Args...>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-        }
-        team_kernel<body, Args...><<<(unsigned)blocks, (unsigned)(team_size * teams), shared, device_stream>>>(count, team_size, scratch_bytes, args...);
+        auto kernel = team_kernel<body, asked_size, Args...>;
+        if (shared > 48 * 1024) { CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared)); }
+        kernel<<<blocks, threads, shared, device_stream>>>(count, team_size, scratch_bytes, args...);
         CUDA_CHECK(cudaGetLastError());
 #endif
     }
@@ -133,7 +175,7 @@ template <class... Args, void (*body)(Team, size_t, Args...)> struct TeamLaunch<
 #define LAUNCH_SCRATCH(count, team_size, scratch_bytes, body, ...)                                                           \
     do {                                                                                                                     \
         static_assert((team_size) == 32 || (team_size) == 64 || (team_size) == 128 || (team_size) == 256, "team size");      \
-        TeamLaunch<body>::run((count), (team_size), (scratch_bytes), ##__VA_ARGS__);                                         \
+        TeamLaunch<body>::run<(team_size)>((count), (scratch_bytes), ##__VA_ARGS__);                                         \
     } while (0)
 
 #else // CPU
