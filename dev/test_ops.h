@@ -1,0 +1,856 @@
+// test_ops.h - every op but attention against the double-precision reference, at awkward shapes: one row, one column tile less or
+// more, C that is no multiple of a vector, odd vocabularies, bases that are not aligned. The same rows run on the CPU, on the GPU
+// and on the emulated GPU (small shapes there: it is about a thousand times slower).
+// Tolerances: inputs are rounded to floatX before the reference sees them, so what remains is fp32 summation (about 1e-7 sqrt(n))
+// and one rounding of the result: 2^-24 in fp32, 2^-9 in bf16 - twice where a result is rounded, read again and added to.
+// Guard values on either side of each tensor show writes out of bounds.
+#pragma once
+#include "../kernels/classifier.cuh"
+#include "../kernels/device.cuh"
+#include "../kernels/embedding.cuh"
+#include "../kernels/layernorm.cuh"
+#include "../kernels/matmul.cuh"
+#include "../kernels/philox.h"
+#include "../kernels/reduce.cuh"
+#include "../optim/adamw.cuh"
+#include "../optim/schedule.h"
+#include "reference.h"
+#include "test.h"
+
+#ifdef FLOATX_BF16
+#define OPS_TOLERANCE 4e-3
+#else
+#define OPS_TOLERANCE 2e-6
+#endif
+
+#ifdef CUDA_ON_CPU
+#define OPS_SMALL 1 // leave out the large shapes
+#else
+#define OPS_SMALL 0
+#endif
+
+// Library matrix products add in their own order and (GPU, fp32) may round their inputs to TF32's 11 bits.
+#if ON_GPU && !defined(CUDA_ON_CPU) && !defined(FLOATX_BF16)
+#define OPS_GEMM_TOLERANCE 1e-3
+#else
+#define OPS_GEMM_TOLERANCE OPS_TOLERANCE
+#endif
+
+#define OPS_GUARD 8
+#define OPS_GUARD_VALUE (-776.0f) // exact in bf16 too
+
+// n values on the device with guards around them, and what they were when uploaded (after rounding to floatX).
+typedef struct {
+    floatX* x;      // NULL in a tensor of floats
+    float* f;       // NULL in a tensor of floatX
+    double* was;
+    size_t n, before, bytes; // before: guard elements in front
+    char* block;
+} OpsTensor;
+
+static ReferenceRandom ops_random;
+
+// values: NULL = all zero. shift moves the base by that many elements off its alignment.
+static OpsTensor ops_upload(const double* values, size_t n, size_t shift, bool floats) {
+    size_t size = floats ? sizeof(float) : sizeof(floatX), before = OPS_GUARD + shift, total = before + n + OPS_GUARD;
+    OpsTensor tensor = {NULL, NULL, reference_zeros(n), n, before, total * size, (char*)need(device_alloc(total * size))};
+    char* host = (char*)need(malloc(total * size));
+    for (size_t i = 0; i < total; i++) {
+        bool inside = i >= before && i < before + n;
+        float value = !inside ? OPS_GUARD_VALUE : values ? (float)values[i - before] : 0.0f;
+        if (floats) {
+            memcpy(host + i * size, &value, size);
+        } else {
+#ifdef FLOATX_BF16
+            uint32_t u;
+            memcpy(&u, &value, sizeof(u));
+            uint16_t bits = (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+            if (value != value) { bits = 0x7fc0; }
+            memcpy(host + i * size, &bits, size);
+            u = (uint32_t)bits << 16;
+            memcpy(&value, &u, sizeof(u));
+#else
+            memcpy(host + i * size, &value, size);
+#endif
+        }
+        if (inside) { tensor.was[i - before] = value; }
+    }
+    device_upload(tensor.block, host, total * size);
+    device_sync();
+    free(host);
+    tensor.x = floats ? NULL : (floatX*)(void*)tensor.block + before;
+    tensor.f = floats ? (float*)(void*)tensor.block + before : NULL;
+    return tensor;
+}
+
+// n floatX from a normal distribution around `mean`
+static OpsTensor ops_normal(size_t n, double scale, double mean, size_t shift) {
+    double* values = reference_zeros(n);
+    for (size_t i = 0; i < n; i++) { values[i] = mean + scale * reference_normal(&ops_random); }
+    OpsTensor tensor = ops_upload(values, n, shift, false);
+    free(values);
+    return tensor;
+}
+
+static OpsTensor ops_floats(size_t n) { return ops_upload(NULL, n, 0, true); }
+
+static void ops_free(OpsTensor* tensor) {
+    device_free(tensor->block, tensor->bytes);
+    free(tensor->was);
+}
+
+static int* ops_ints(const int* values, size_t n) {
+    int* device = (int*)need(device_alloc(n * sizeof(int)));
+    device_upload(device, values, n * sizeof(int));
+    device_sync();
+    return device;
+}
+
+// The present values, to be freed; the guards are checked.
+static double* ops_download(const OpsTensor* tensor, const char* label) {
+    size_t size = tensor->f ? sizeof(float) : sizeof(floatX), total = tensor->bytes / size;
+    char* host = (char*)need(malloc(tensor->bytes));
+    double* values = reference_zeros(tensor->n);
+    size_t broken = 0;
+    device_download(host, tensor->block, tensor->bytes);
+    for (size_t i = 0; i < total; i++) {
+        uint32_t u = 0;
+        memcpy((char*)&u + (sizeof(u) - size), host + i * size, size); // bf16 is the upper half (little-endian)
+        float value;
+        memcpy(&value, &u, sizeof(value));
+        if (i >= tensor->before && i < tensor->before + tensor->n) {
+            values[i - tensor->before] = value;
+        } else {
+            broken += value != OPS_GUARD_VALUE;
+        }
+    }
+    CHECK(broken == 0, "%s: %zu values outside the tensor were overwritten", label, broken);
+    free(host);
+    return values;
+}
+
+static double ops_largest_error; // of the row, as a share of its tolerance: printed with OPS_VERBOSE
+
+// Norm of the difference against the norm of the wanted values, and no single value far off.
+static void ops_compare(const char* label, const double* got, const double* want, size_t n, double tolerance) {
+    double difference = 0.0, norm = 0.0, worst = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    double rms = sqrt(norm / (double)max_size(n, 1)), relative = norm > 0.0 ? sqrt(difference / norm) : sqrt(difference);
+    for (size_t i = 0; i < n; i++) { worst = fmax(worst, fabs(got[i] - want[i]) / (fabs(want[i]) + rms + 1e-30)); }
+    CHECK(relative <= tolerance, "%s: relative error %.3g over %zu values, tolerance %.3g", label, relative, n, tolerance);
+    CHECK(worst <= 8.0 * tolerance, "%s: one of %zu values is off by %.3g, tolerance %.3g", label, n, worst, 8.0 * tolerance);
+    if (relative / tolerance > ops_largest_error) { ops_largest_error = relative / tolerance; }
+#ifdef OPS_VERBOSE
+    printf("      %-44s relative %.2e  worst %.2e  tolerance %.1e\n", label, relative, worst, tolerance);
+#endif
+}
+
+static void ops_check(const char* label, const OpsTensor* tensor, const double* want, double tolerance) {
+    double* got = ops_download(tensor, label);
+    ops_compare(label, got, want, tensor->n, tolerance);
+    free(got);
+}
+
+// ---- linear layers ----
+
+typedef struct {
+    size_t N;
+    int C, OC;
+} OpsShape;
+
+static const OpsShape ops_matmul_shapes[] = {{1, 48, 257}, {3, 20, 60}, {65, 80, 320}, {63, 48, 144}, {1, 1, 1}, {2, 1600, 80},
+#if !OPS_SMALL
+                                             {65, 1600, 480}, {3, 48, 50257}, {257, 96, 384},
+#endif
+};
+
+// Bases off by one value; cuBLASLt wants 4-byte addresses or better.
+#if ON_GPU && !defined(CUDA_ON_CPU)
+#define OPS_SHIFT 4
+#else
+#define OPS_SHIFT 1
+#endif
+
+static void ops_matmul_forward_shape(OpsShape s) {
+    size_t C = (size_t)s.C, OC = (size_t)s.OC, n = s.N * OC;
+    OpsTensor inp = ops_normal(s.N * C, 1.0, 0.0, OPS_SHIFT), weight = ops_normal(OC * C, 0.5, 0.0, OPS_SHIFT);
+    OpsTensor bias = ops_normal(OC, 1.0, 0.5, OPS_SHIFT), out = ops_normal(n, 1.0, 0.0, OPS_SHIFT), pre = ops_normal(n, 1.0, 0.0, 0);
+    double* want = reference_zeros(n);
+    char label[96];
+    snprintf(label, sizeof(label), "matmul N %zu C %d OC %d", s.N, s.C, s.OC);
+    matmul_forward(out.x, inp.x, weight.x, NULL, s.N, s.C, s.OC);
+    reference_matmul(want, inp.was, weight.was, NULL, s.N, C, OC);
+    ops_check(label, &out, want, OPS_GEMM_TOLERANCE);
+    snprintf(label, sizeof(label), "matmul+bias N %zu C %d OC %d", s.N, s.C, s.OC);
+    matmul_forward(out.x, inp.x, weight.x, bias.x, s.N, s.C, s.OC);
+    reference_matmul(want, inp.was, weight.was, bias.was, s.N, C, OC);
+    ops_check(label, &out, want, OPS_GEMM_TOLERANCE);
+    matmul_gelu_forward(out.x, pre.x, inp.x, weight.x, bias.x, s.N, s.C, s.OC);
+    snprintf(label, sizeof(label), "matmul+bias+gelu, pre N %zu C %d OC %d", s.N, s.C, s.OC);
+    ops_check(label, &pre, want, OPS_GEMM_TOLERANCE);
+    for (size_t i = 0; i < n; i++) { want[i] = reference_gelu(want[i]); }
+    snprintf(label, sizeof(label), "matmul+bias+gelu, out N %zu C %d OC %d", s.N, s.C, s.OC);
+    ops_check(label, &out, want, 1.5 * OPS_GEMM_TOLERANCE); // the GELU may read the rounded pre
+    OpsTensor* all[] = {&inp, &weight, &bias, &out, &pre};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    free(want);
+}
+
+static void ops_matmul_forward(void) {
+    for (size_t i = 0; i < COUNT_OF(ops_matmul_shapes); i++) { ops_matmul_forward_shape(ops_matmul_shapes[i]); }
+}
+
+// want (n) = old + sum (new gradients), with old taken as zero where the op overwrites
+static void ops_matmul_backward_shape(OpsShape s, bool accumulate) {
+    size_t C = (size_t)s.C, OC = (size_t)s.OC;
+    OpsTensor dout = ops_normal(s.N * OC, 1.0, 0.0, OPS_SHIFT), weight = ops_normal(OC * C, 0.5, 0.0, OPS_SHIFT);
+    OpsTensor inp = ops_normal(s.N * C, 1.0, 0.0, OPS_SHIFT), dinp = ops_normal(s.N * C, 1.0, 0.0, OPS_SHIFT);
+    OpsTensor dweight = ops_normal(OC * C, 1.0, 0.0, OPS_SHIFT), dbias = ops_normal(OC, 1.0, 0.0, OPS_SHIFT);
+    OpsTensor partial = ops_floats(bias_backward_partials(s.N, s.OC));
+    double *want_inp = reference_zeros(s.N * C), *want_weight = reference_zeros(OC * C), *want_bias = reference_zeros(OC);
+    memcpy(want_bias, dbias.was, OC * sizeof(double));
+    if (accumulate) {
+        memcpy(want_inp, dinp.was, s.N * C * sizeof(double));
+        memcpy(want_weight, dweight.was, OC * C * sizeof(double));
+    }
+    reference_matmul_backward(want_inp, want_weight, want_bias, dout.was, inp.was, weight.was, s.N, C, OC);
+    matmul_backward_input(dinp.x, dout.x, weight.x, s.N, s.C, s.OC, accumulate);
+    matmul_backward_weight(dweight.x, dout.x, inp.x, s.N, s.C, s.OC, accumulate);
+    bias_backward(dbias.x, partial.f, dout.x, s.N, s.OC);
+    char label[96];
+    snprintf(label, sizeof(label), "dinp%s N %zu C %d OC %d", accumulate ? " +=" : "", s.N, s.C, s.OC);
+    ops_check(label, &dinp, want_inp, OPS_GEMM_TOLERANCE);
+    snprintf(label, sizeof(label), "dweight%s N %zu C %d OC %d", accumulate ? " +=" : "", s.N, s.C, s.OC);
+    ops_check(label, &dweight, want_weight, OPS_GEMM_TOLERANCE);
+    snprintf(label, sizeof(label), "dbias += N %zu OC %d", s.N, s.OC);
+    ops_check(label, &dbias, want_bias, OPS_TOLERANCE);
+    free(ops_download(&partial, label)); // its guards
+    OpsTensor* all[] = {&dout, &weight, &inp, &dinp, &dweight, &dbias, &partial};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    free(want_inp);
+    free(want_weight);
+    free(want_bias);
+}
+
+static void ops_matmul_backward(void) {
+    for (size_t i = 0; i < COUNT_OF(ops_matmul_shapes); i++) {
+        ops_matmul_backward_shape(ops_matmul_shapes[i], false);
+        ops_matmul_backward_shape(ops_matmul_shapes[i], true);
+    }
+}
+
+// dinp (N, C) = (dout weight) gelu'(pre): the fused form of the second matrix of the MLP
+static void ops_matmul_gelu_backward(void) {
+    for (size_t k = 0; k < COUNT_OF(ops_matmul_shapes); k++) {
+        OpsShape s = ops_matmul_shapes[k];
+        size_t C = (size_t)s.C, OC = (size_t)s.OC, n = s.N * C;
+        OpsTensor dout = ops_normal(s.N * OC, 1.0, 0.0, OPS_SHIFT), weight = ops_normal(OC * C, 0.5, 0.0, OPS_SHIFT);
+        OpsTensor pre = ops_normal(n, 1.5, 0.0, OPS_SHIFT), dinp = ops_normal(n, 1.0, 0.0, OPS_SHIFT);
+        double* want = reference_zeros(n);
+        reference_matmul_backward(want, NULL, NULL, dout.was, NULL, weight.was, s.N, C, OC);
+        for (size_t i = 0; i < n; i++) { want[i] *= reference_gelu_slope(pre.was[i]); }
+        matmul_gelu_backward_input(dinp.x, dout.x, weight.x, pre.x, s.N, s.C, s.OC);
+        char label[96];
+        snprintf(label, sizeof(label), "dinp gelu' N %zu C %d OC %d", s.N, s.C, s.OC);
+        ops_check(label, &dinp, want, 1.5 * OPS_GEMM_TOLERANCE); // rounded twice where it is not fused
+        OpsTensor* all[] = {&dout, &weight, &pre, &dinp};
+        for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+        free(want);
+    }
+}
+
+// ---- gelu ----
+
+static void ops_gelu(void) {
+    const size_t sizes[] = {1, 3, 63, 4095, 4097, 12289};
+    for (size_t k = 0; k < COUNT_OF(sizes); k++) {
+        size_t n = sizes[k];
+        double* want = reference_zeros(n);
+        OpsTensor x = ops_normal(n, 2.0, 0.0, 1), y = ops_normal(n, 1.0, 0.0, 1), d = ops_normal(n, 1.0, 0.0, 1);
+        char label[64];
+        snprintf(label, sizeof(label), "gelu n %zu", n);
+        for (size_t i = 0; i < n; i++) { want[i] = reference_gelu(x.was[i]); }
+        gelu_forward(y.x, x.x, n);
+        ops_check(label, &y, want, OPS_TOLERANCE);
+        for (size_t i = 0; i < n; i++) { want[i] = d.was[i] * reference_gelu_slope(x.was[i]); }
+        gelu_backward(d.x, x.x, n);
+        snprintf(label, sizeof(label), "gelu backward n %zu", n);
+        ops_check(label, &d, want, OPS_TOLERANCE);
+        gelu_forward(x.x, x.x, n); // in place
+        for (size_t i = 0; i < n; i++) { want[i] = reference_gelu(x.was[i]); }
+        ops_check("gelu in place", &x, want, OPS_TOLERANCE);
+        ops_free(&x);
+        ops_free(&y);
+        ops_free(&d);
+        free(want);
+    }
+}
+
+// Far out on either side GELU is x or 0 and its slope 1 or 0, without overflow; NaN stays NaN.
+static void ops_gelu_extremes(void) {
+    const double values[] = {0.0, -0.0, 30.0, -30.0, 1e4, -1e4, 1e10, -1e10, 1e-20, -1e-20, NAN};
+    size_t n = COUNT_OF(values);
+    double ones[COUNT_OF(values)];
+    for (size_t i = 0; i < n; i++) { ones[i] = 1.0; }
+    OpsTensor x = ops_upload(values, n, 0, false), y = ops_upload(NULL, n, 0, false), d = ops_upload(ones, n, 0, false);
+    gelu_forward(y.x, x.x, n);
+    gelu_backward(d.x, x.x, n);
+    double *out = ops_download(&y, "gelu extremes"), *slope = ops_download(&d, "gelu slope extremes");
+    for (size_t i = 0; i + 1 < n; i++) {
+        double want = fabs(values[i]) < 1.0 ? 0.5 * x.was[i] : values[i] > 0.0 ? x.was[i] : 0.0;
+        double want_slope = fabs(values[i]) < 1.0 ? 0.5 : values[i] > 0.0 ? 1.0 : 0.0;
+        CHECK(fabs(out[i] - want) <= 1e-6 * fabs(want), "gelu(%g) = %g, expected %g", values[i], out[i], want);
+        CHECK(fabs(slope[i] - want_slope) <= 1e-6, "gelu'(%g) = %g, expected %g", values[i], slope[i], want_slope);
+    }
+    CHECK(isnan(out[n - 1]) && isnan(slope[n - 1]), "gelu(NaN) = %g, slope %g", out[n - 1], slope[n - 1]);
+    ops_free(&x);
+    ops_free(&y);
+    ops_free(&d);
+    free(out);
+    free(slope);
+}
+
+// ---- layernorm ----
+
+static const OpsShape ops_norm_shapes[] = {{1, 48, 0}, {3, 20, 0}, {65, 80, 0}, {33, 33, 0}, {2, 1600, 0}, {1, 3, 0}, // C = 1 and 2 have no gradient but rounding
+#if !OPS_SMALL
+                                           {65, 1600, 0}, {511, 128, 0},
+#endif
+};
+
+static void ops_layernorm_statistics(const char* label, const OpsTensor* mean, const OpsTensor* rstd, const double* x, size_t N, size_t C) {
+    double *want_mean = reference_zeros(N), *want_rstd = reference_zeros(N);
+    for (size_t n = 0; n < N; n++) {
+        reference_moments(&want_mean[n], &want_rstd[n], x + n * C, C);
+        want_rstd[n] = 1.0 / want_rstd[n];
+    }
+    ops_check(label, mean, want_mean, 2e-6); // statistics are fp32 in every build
+    ops_check(label, rstd, want_rstd, 2e-6);
+    free(want_mean);
+    free(want_rstd);
+}
+
+static void ops_layernorm_forward_shape(size_t N, int channels) {
+    size_t C = (size_t)channels;
+    OpsTensor x = ops_normal(N * C, 1.5, 0.7, 1), weight = ops_normal(C, 0.3, 1.0, 1), bias = ops_normal(C, 0.3, 0.0, 1);
+    OpsTensor y = ops_normal(N * C, 1.0, 0.0, 1), branch = ops_normal(N * C, 1.0, 0.0, 1), extra = ops_normal(C, 1.0, 0.0, 1);
+    OpsTensor mean = ops_floats(N), rstd = ops_floats(N);
+    double *want = reference_zeros(N * C), *sum = reference_zeros(N * C);
+    char label[64];
+    snprintf(label, sizeof(label), "layernorm N %zu C %d", N, channels);
+    layernorm_forward(y.x, mean.f, rstd.f, x.x, weight.x, bias.x, N, channels);
+    reference_layernorm(want, x.was, weight.was, bias.was, N, C);
+    ops_check(label, &y, want, OPS_TOLERANCE);
+    ops_layernorm_statistics(label, &mean, &rstd, x.was, N, C);
+    for (int with_bias = 0; with_bias < 2; with_bias++) { // the second time in place: x = x + branch + extra
+        OpsTensor old = x;
+        OpsTensor residual = ops_normal(N * C, 1.0, 0.0, 1);
+        snprintf(label, sizeof(label), "residual+layernorm%s N %zu C %d", with_bias ? " in place" : "", N, channels);
+        residual_layernorm_forward(with_bias ? x.x : residual.x, y.x, mean.f, rstd.f, x.x, branch.x, with_bias ? extra.x : NULL, weight.x,
+                                   bias.x, N, channels);
+        for (size_t i = 0; i < N * C; i++) { sum[i] = old.was[i] + branch.was[i] + (with_bias ? extra.was[i % C] : 0.0); }
+        ops_check(label, with_bias ? &x : &residual, sum, OPS_TOLERANCE);
+        double* stored = ops_download(with_bias ? &x : &residual, label); // the norm reads what was stored, rounded
+        reference_layernorm(want, stored, weight.was, bias.was, N, C);
+        ops_check(label, &y, want, OPS_TOLERANCE);
+        ops_layernorm_statistics(label, &mean, &rstd, stored, N, C);
+        free(stored);
+        ops_free(&residual);
+    }
+    OpsTensor* all[] = {&x, &weight, &bias, &y, &branch, &extra, &mean, &rstd};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    free(want);
+    free(sum);
+}
+
+static void ops_layernorm_forward(void) {
+    for (size_t i = 0; i < COUNT_OF(ops_norm_shapes); i++) { ops_layernorm_forward_shape(ops_norm_shapes[i].N, ops_norm_shapes[i].C); }
+}
+
+static void ops_layernorm_backward_shape(size_t N, int channels) {
+    size_t C = (size_t)channels;
+    OpsTensor x = ops_normal(N * C, 1.5, 0.7, 1), weight = ops_normal(C, 0.3, 1.0, 1), bias = ops_normal(C, 0.3, 0.0, 1);
+    OpsTensor y = ops_normal(N * C, 1.0, 0.0, 1), dy = ops_normal(N * C, 1.0, 0.0, 1), dx = ops_normal(N * C, 1.0, 0.0, 1);
+    OpsTensor dweight = ops_normal(C, 1.0, 0.0, 1), dbias = ops_normal(C, 1.0, 0.0, 1);
+    OpsTensor mean = ops_floats(N), rstd = ops_floats(N), partial = ops_floats(layernorm_backward_partials(N, channels));
+    double *want_x = reference_zeros(N * C), *want_weight = reference_zeros(C), *want_bias = reference_zeros(C);
+    memcpy(want_x, dx.was, N * C * sizeof(double));
+    memcpy(want_weight, dweight.was, C * sizeof(double));
+    memcpy(want_bias, dbias.was, C * sizeof(double));
+    reference_layernorm_backward(want_x, want_weight, want_bias, dy.was, x.was, weight.was, N, C);
+    layernorm_forward(y.x, mean.f, rstd.f, x.x, weight.x, bias.x, N, channels);
+    layernorm_backward(dx.x, dweight.x, dbias.x, partial.f, dy.x, x.x, weight.x, mean.f, rstd.f, N, channels);
+    char label[64];
+    snprintf(label, sizeof(label), "layernorm backward N %zu C %d", N, channels);
+    ops_check(label, &dx, want_x, OPS_TOLERANCE);
+    ops_check(label, &dweight, want_weight, OPS_TOLERANCE);
+    ops_check(label, &dbias, want_bias, OPS_TOLERANCE);
+    free(ops_download(&partial, label));
+    OpsTensor* all[] = {&x, &weight, &bias, &y, &dy, &dx, &dweight, &dbias, &mean, &rstd, &partial};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    free(want_x);
+    free(want_weight);
+    free(want_bias);
+}
+
+static void ops_layernorm_backward(void) {
+    for (size_t i = 0; i < COUNT_OF(ops_norm_shapes); i++) { ops_layernorm_backward_shape(ops_norm_shapes[i].N, ops_norm_shapes[i].C); }
+}
+
+// A mean far above the spread (a variance by E[x^2] - mean^2 would be noise), a constant row (variance 0), and a NaN in one row only.
+static void ops_layernorm_extremes(void) {
+    enum { ROWS = 3, COLS = 128 };
+    double values[ROWS * COLS], ones[COLS], want[ROWS * COLS];
+    for (size_t i = 0; i < COLS; i++) {
+        values[i] = 2048.0 + 16.0 * (double)(i % 7); // exact in bf16
+        values[COLS + i] = 3.0;
+        values[2 * COLS + i] = i == 77 ? NAN : 1.0;
+        ones[i] = 1.0;
+    }
+    OpsTensor x = ops_upload(values, ROWS * COLS, 0, false), weight = ops_upload(ones, COLS, 0, false), bias = ops_upload(NULL, COLS, 0, false);
+    OpsTensor y = ops_upload(NULL, ROWS * COLS, 0, false), mean = ops_floats(ROWS), rstd = ops_floats(ROWS);
+    layernorm_forward(y.x, mean.f, rstd.f, x.x, weight.x, bias.x, ROWS, COLS);
+    reference_layernorm(want, values, ones, bias.was, ROWS, COLS);
+    double* got = ops_download(&y, "layernorm extremes");
+    ops_compare("layernorm, mean 65 times the spread", got, want, COLS, OPS_TOLERANCE + 1e-5);
+    for (size_t i = 0; i < COLS; i++) {
+        CHECK(fabs(got[COLS + i]) < 1e-3, "a constant row gives %g, expected 0", got[COLS + i]);
+        CHECK(isnan(got[2 * COLS + i]), "a row with a NaN gives %g", got[2 * COLS + i]);
+    }
+    OpsTensor* all[] = {&x, &weight, &bias, &y, &mean, &rstd};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    free(got);
+}
+
+// ---- embedding ----
+
+typedef struct {
+    size_t B, T, maxT;
+    int C, V, distinct; // tokens are drawn from this many, both ends of the vocabulary among them
+} OpsEmbedding;
+
+static void ops_embedding_shape(OpsEmbedding s) {
+    size_t N = s.B * s.T, C = (size_t)s.C, V = (size_t)s.V;
+    int *tokens = (int*)need(calloc(N, sizeof(int))), *counts = (int*)need(calloc(V + 1, sizeof(int)));
+    for (size_t n = 0; n < N; n++) {
+        uint64_t pick = reference_random(&ops_random) % (uint64_t)s.distinct;
+        tokens[n] = pick % 2 ? (int)(pick / 2) : s.V - 1 - (int)(pick / 2);
+    }
+    TokenOrder order = {(int*)need(calloc(N, sizeof(int))), (int*)need(calloc(N + 1, sizeof(int))), 0};
+    token_order(&order, counts, tokens, N, s.V);
+    CHECK(order.groups <= s.distinct && order.starts[0] == 0 && order.starts[order.groups] == (int)N, "%d groups of %d tokens", order.groups, s.distinct);
+    int *d_tokens = ops_ints(tokens, N), *d_positions = ops_ints(order.positions, N), *d_starts = ops_ints(order.starts, (size_t)order.groups + 1);
+    OpsTensor wte = ops_normal(V * C, 1.0, 0.0, 1), wpe = ops_normal(s.maxT * C, 1.0, 0.0, 1), out = ops_normal(N * C, 1.0, 0.0, 1);
+    OpsTensor dout = ops_normal(N * C, 1.0, 0.0, 1), dwte = ops_normal(V * C, 1.0, 0.0, 1), dwpe = ops_normal(s.maxT * C, 1.0, 0.0, 1);
+    double* want = reference_zeros(N * C);
+    char label[96];
+    snprintf(label, sizeof(label), "embedding B %zu T %zu C %d V %d", s.B, s.T, s.C, s.V);
+    embedding_forward(out.x, d_tokens, wte.x, wpe.x, N, (int)s.T, s.C);
+    reference_embedding(want, tokens, wte.was, wpe.was, N, s.T, C);
+    ops_check(label, &out, want, OPS_TOLERANCE);
+    embedding_backward(dwte.x, dwpe.x, dout.x, d_tokens, d_positions, d_starts, order.groups, N, (int)s.T, s.C);
+    reference_embedding_backward(dwte.was, dwpe.was, dout.was, tokens, N, s.T, C);
+    snprintf(label, sizeof(label), "embedding backward B %zu T %zu C %d V %d", s.B, s.T, s.C, s.V);
+    ops_check(label, &dwte, dwte.was, OPS_TOLERANCE);
+    ops_check(label, &dwpe, dwpe.was, 2.0 * OPS_TOLERANCE); // rounded once for each sequence of the batch
+    OpsTensor* all[] = {&wte, &wpe, &out, &dout, &dwte, &dwpe};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    device_free(d_tokens, N * sizeof(int));
+    device_free(d_positions, N * sizeof(int));
+    device_free(d_starts, ((size_t)order.groups + 1) * sizeof(int));
+    free(want);
+    free(tokens);
+    free(counts);
+    free(order.positions);
+    free(order.starts);
+}
+
+static void ops_embedding(void) {
+    const OpsEmbedding shapes[] = {{1, 1, 1, 48, 257, 1}, {2, 3, 5, 20, 257, 3}, {3, 63, 64, 80, 257, 40}, {1, 3, 3, 300, 257, 1}, {5, 7, 7, 257, 3, 3},
+#if !OPS_SMALL
+                                   {2, 63, 63, 20, 50257, 300}, {1, 65, 100, 1600, 257, 257},
+#endif
+    };
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) { ops_embedding_shape(shapes[i]); }
+}
+
+// ---- classifier ----
+
+static void ops_classifier_shape(size_t N, int V, int Vp, double scale, double spread) {
+    size_t stride = (size_t)Vp, used = (size_t)V;
+    double *logits = reference_zeros(N * stride), *want = reference_zeros(N * stride), *want_loss = reference_zeros(N);
+    int* targets = (int*)need(calloc(N, sizeof(int)));
+    for (size_t i = 0; i < N * stride; i++) { // what stands in the padding must not matter
+        logits[i] = i % stride < used ? spread * reference_normal(&ops_random) : 1e4;
+    }
+    OpsTensor x = ops_upload(logits, N * stride, 1, false), untouched = ops_upload(logits, N * stride, 1, false);
+    OpsTensor losses = ops_floats(N), again = ops_floats(N);
+    for (size_t n = 0; n < N; n++) {
+        targets[n] = n == 0 ? V - 1 : n == 1 ? 0 : n == 2 ? -1 : (int)(reference_random(&ops_random) % (uint64_t)V);
+        if (targets[n] < 0) { continue; }
+        want_loss[n] = reference_cross_entropy(want + n * stride, x.was + n * stride, targets[n], used, scale);
+    }
+    int* d_targets = ops_ints(targets, N);
+    char label[96];
+    snprintf(label, sizeof(label), "classifier N %zu V %d spread %g", N, V, spread);
+    classifier(again.f, untouched.x, d_targets, N, V, Vp, (float)scale, false);
+    classifier(losses.f, x.x, d_targets, N, V, Vp, (float)scale, true);
+    ops_check(label, &losses, want_loss, 4e-6); // losses are fp32 in every build; exp and log add a few roundings
+    ops_check(label, &again, want_loss, 4e-6);
+    ops_check(label, &untouched, untouched.was, 0.0);
+    ops_check(label, &x, want, OPS_TOLERANCE + 4e-6);
+    double* got = ops_download(&x, label);
+    size_t not_zero = 0;
+    for (size_t i = 0; i < N * stride; i++) { not_zero += (i % stride >= used || targets[i / stride] < 0) && got[i] != 0.0; }
+    CHECK(not_zero == 0, "%s: %zu gradients in the padding or in a row without target", label, not_zero);
+    OpsTensor* all[] = {&x, &untouched, &losses, &again};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    device_free(d_targets, N * sizeof(int));
+    free(got);
+    free(logits);
+    free(want);
+    free(want_loss);
+    free(targets);
+}
+
+static void ops_classifier(void) {
+    ops_classifier_shape(1, 257, 384, 1.0, 2.0);
+    ops_classifier_shape(3, 257, 384, 1.0 / 3.0, 2.0);
+    ops_classifier_shape(65, 257, 384, 1.0 / 524288.0, 1.0);
+    ops_classifier_shape(4, 257, 384, 1.0, 1000.0); // one class takes all: no overflow
+    ops_classifier_shape(2, 3, 3, 1.0, 1.0);
+    if (!OPS_SMALL) {
+        ops_classifier_shape(3, 50257, 50304, 1.0 / 3.0, 2.0);
+        ops_classifier_shape(2, 65536, 65536, 1.0, 2.0);
+    }
+}
+
+// A NaN or an infinite logit must show in the loss, and only in its own row.
+static void ops_classifier_non_finite(void) {
+    enum { ROWS = 4, COLS = 384, USED = 257 };
+    double* logits = reference_zeros(ROWS * COLS);
+    logits[1 * COLS + 100] = NAN;
+    logits[2 * COLS + 200] = INFINITY;
+    const int targets[ROWS] = {5, 6, 7, 8};
+    int* d_targets = ops_ints(targets, ROWS);
+    OpsTensor x = ops_upload(logits, ROWS * COLS, 0, false), losses = ops_floats(ROWS);
+    classifier(losses.f, x.x, d_targets, ROWS, USED, COLS, 1.0f, true);
+    double* loss = ops_download(&losses, "losses");
+    for (int n = 0; n < ROWS; n++) {
+        bool sick = n == 1 || n == 2;
+        CHECK(sick ? !isfinite(loss[n]) : fabs(loss[n] - log(257.0)) < 1e-5, "row %d: loss %g", n, loss[n]);
+    }
+    ops_free(&x);
+    ops_free(&losses);
+    device_free(d_targets, ROWS * sizeof(int));
+    free(loss);
+    free(logits);
+}
+
+// ---- sums ----
+
+static void ops_square_sum(void) {
+    const size_t sizes[] = {1, 63, 8191, 8192, 8193, OPS_SMALL ? 16400 : 1000003};
+    for (size_t k = 0; k < COUNT_OF(sizes); k++) {
+        OpsTensor x = ops_normal(sizes[k], 1.0, 0.0, 1), sum = ops_floats(1), partial = ops_floats(square_sum_partials(sizes[k]));
+        double want = 0.0;
+        for (size_t i = 0; i < sizes[k]; i++) { want += x.was[i] * x.was[i]; }
+        square_sum(partial.f, x.x, sizes[k]);
+        sum_floats(sum.f, partial.f, (int)partial.n);
+        char label[64];
+        snprintf(label, sizeof(label), "square sum of %zu", sizes[k]);
+        free(ops_download(&partial, label));
+        ops_check(label, &sum, &want, 4e-6); // fp32 in every build
+        ops_free(&x);
+        ops_free(&sum);
+        ops_free(&partial);
+    }
+    const double sick[3] = {1.0, NAN, 2.0};
+    OpsTensor x = ops_upload(sick, 3, 0, false), partial = ops_floats(1), sum = ops_floats(1);
+    square_sum(partial.f, x.x, 3);
+    sum_floats(sum.f, partial.f, 1);
+    double* got = ops_download(&sum, "sum");
+    CHECK(isnan(got[0]), "the square sum of a NaN is %g", got[0]);
+    free(got);
+    ops_free(&x);
+    ops_free(&partial);
+    ops_free(&sum);
+}
+
+// Sums are cut at fixed sizes: any number of threads gives the same bits.
+static void ops_same_bits(void) {
+#if defined(_OPENMP) && !ON_GPU
+    enum { N = 130, COLS = 80 };
+    double* first[4] = {NULL, NULL, NULL, NULL};
+    const int before = omp_get_max_threads();
+    OpsTensor x = ops_normal(N * COLS, 1.0, 0.2, 0), weight = ops_normal(COLS, 0.3, 1.0, 0), dy = ops_normal(N * COLS, 1.0, 0.0, 0);
+    for (int threads = 1; threads <= 3; threads++) {
+        omp_set_num_threads(threads);
+        OpsTensor y = ops_upload(NULL, N * COLS, 0, false), dx = ops_upload(NULL, N * COLS, 0, false), dw = ops_upload(NULL, COLS, 0, false);
+        OpsTensor db = ops_upload(NULL, COLS, 0, false), mean = ops_floats(N), rstd = ops_floats(N), norm = ops_floats(2);
+        OpsTensor partial = ops_floats(layernorm_backward_partials(N, COLS));
+        layernorm_forward(y.x, mean.f, rstd.f, x.x, weight.x, weight.x, N, COLS);
+        layernorm_backward(dx.x, dw.x, db.x, partial.f, dy.x, x.x, weight.x, mean.f, rstd.f, N, COLS);
+        bias_backward(db.x, partial.f, dy.x, N, COLS);
+        square_sum(norm.f, dx.x, N * COLS);
+        const OpsTensor* results[4] = {&dx, &dw, &db, &norm};
+        for (int i = 0; i < 4; i++) {
+            double* got = ops_download(results[i], "same bits");
+            CHECK(!first[i] || memcmp(first[i], got, results[i]->n * sizeof(double)) == 0, "result %d differs with %d threads", i, threads);
+            free(first[i]);
+            first[i] = got;
+        }
+        OpsTensor* all[] = {&y, &dx, &dw, &db, &mean, &rstd, &norm, &partial};
+        for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    }
+    omp_set_num_threads(before);
+    for (int i = 0; i < 4; i++) { free(first[i]); }
+    ops_free(&x);
+    ops_free(&weight);
+    ops_free(&dy);
+#else
+    CHECK(true, "one device, one order");
+#endif
+}
+
+// ---- number formats and random numbers ----
+
+DEVICE void ops_philox_once(Team t, size_t i, uint32_t* out) {
+    if (t.rank != 0 || i > 0) { return; }
+    const Philox zero = {{0, 0, 0, 0}}, ones = {{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}};
+    const Philox pi = {{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}};
+    Philox a = philox4x32(0, zero), b = philox4x32(0xffffffffffffffffull, ones), c = philox4x32(0x299f31d0a4093822ull, pi);
+    for (int k = 0; k < 4; k++) {
+        out[k] = a.x[k];
+        out[4 + k] = b.x[k];
+        out[8 + k] = c.x[k];
+    }
+}
+
+// The three known answers that its authors publish for philox4x32-10.
+static void ops_philox(void) {
+    const uint32_t want[12] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd,
+                               0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
+    uint32_t got[12];
+    uint32_t* device = (uint32_t*)need(device_alloc(sizeof(got)));
+    LAUNCH(1, WARP_TEAM, ops_philox_once, device);
+    device_download(got, device, sizeof(got));
+    for (int i = 0; i < 12; i++) { CHECK(got[i] == want[i], "word %d is %08x, expected %08x", i, got[i], want[i]); }
+    device_free(device, sizeof(got));
+}
+
+#define OPS_ROUNDINGS 4096
+
+// out[i] = bf16 of x[i], nearest; out[n + i]: how often of 256 evenly spread random words the stochastic form rounds up
+DEVICE void ops_round_row(Team t, size_t i, uint32_t* out, const float* x, int n) {
+    if (t.rank != 0) { return; }
+    uint16_t down = (uint16_t)(float_bits(x[i]) >> 16);
+    uint32_t ups = 0;
+    for (uint32_t k = 0; k < 256; k++) { ups += float_to_bf16_stochastic(x[i], k * 256u + 128u) != down; }
+    out[i] = float_to_bf16(x[i]);
+    out[(size_t)n + i] = ups;
+}
+
+// Nearest (ties to even) by comparing distances in double; stochastic rounding goes up with the probability of the remainder.
+static void ops_bf16_rounding(void) {
+    float* host = (float*)need(malloc(OPS_ROUNDINGS * sizeof(float)));
+    uint32_t* got = (uint32_t*)need(malloc(2 * OPS_ROUNDINGS * sizeof(uint32_t)));
+    for (uint32_t i = 0; i < OPS_ROUNDINGS; i++) {
+        uint32_t u = (uint32_t)reference_random(&ops_random);
+        if (i % 4 == 1) { u = (u & 0xffff0000u) | 0x8000u; } // a tie
+        if ((u & 0x7f800000u) == 0x7f800000u) { u &= 0xbfffffffu; }
+        if ((u & 0x7f800000u) == 0) { u |= 0x00800000u; }
+        memcpy(host + i, &u, sizeof(u));
+    }
+    float* x = (float*)need(device_alloc(OPS_ROUNDINGS * sizeof(float)));
+    uint32_t* out = (uint32_t*)need(device_alloc(2 * OPS_ROUNDINGS * sizeof(uint32_t)));
+    device_upload(x, host, OPS_ROUNDINGS * sizeof(float));
+    LAUNCH(OPS_ROUNDINGS, WARP_TEAM, ops_round_row, out, x, OPS_ROUNDINGS);
+    device_download(got, out, 2 * OPS_ROUNDINGS * sizeof(uint32_t));
+    for (int i = 0; i < OPS_ROUNDINGS; i++) {
+        uint32_t u, low, high;
+        memcpy(&u, host + i, sizeof(u));
+        low = u & 0xffff0000u;
+        high = low + 0x10000u;
+        float a, b;
+        memcpy(&a, &low, sizeof(a));
+        memcpy(&b, &high, sizeof(b));
+        double below = fabs((double)host[i] - a), above = fabs((double)b - host[i]);
+        bool up = above < below || (above == below && (low & 0x10000u));
+        CHECK(got[i] == (up ? high : low) >> 16, "%.9g rounds to %04x, expected %04x", host[i], got[i], (up ? high : low) >> 16);
+        double share = (double)(u & 0xffffu) / 65536.0, found = got[OPS_ROUNDINGS + i] / 256.0;
+        CHECK(fabs(share - found) <= 1.0 / 256.0, "%.9g is rounded up in %.4f of the cases, expected %.4f", host[i], found, share);
+    }
+    device_free(x, OPS_ROUNDINGS * sizeof(float));
+    device_free(out, 2 * OPS_ROUNDINGS * sizeof(uint32_t));
+    free(host);
+    free(got);
+}
+
+// ---- AdamW and schedules ----
+
+typedef struct {
+    OpsTensor w, g, master, m, v;
+    double *want_w, *want_m, *want_v;
+} OpsAdamW;
+
+// Half of the gradients are as small as eps, so that eps inside the root, or before the correction, would show.
+static void ops_adamw_run(OpsAdamW* a, size_t n, bool decay, bool with_master) {
+    const double betas[2] = {0.9, 0.95}, lr = 1e-2, eps = 1e-8, weight_decay = 0.1, scale = 0.5;
+    const ReferenceAdamW plain = {lr, betas[0], betas[1], eps, decay ? weight_decay : 0.0};
+    double *gradients = reference_zeros(n), *scaled = reference_zeros(n);
+    OptimizerUnit unit = {a->w.x, a->g.x, with_master ? a->master.f : NULL, {a->m.f, a->v.f}, n, decay, 3, 0};
+    StepScalars* device = (StepScalars*)need(device_alloc(sizeof(StepScalars)));
+    for (size_t step = 1; step <= 5; step++) {
+        OpsTensor g;
+        for (size_t i = 0; i < n; i++) { gradients[i] = reference_normal(&ops_random) * (i % 2 ? 1.0 : 1e-8); }
+        g = ops_upload(gradients, n, 1, false);
+        for (size_t i = 0; i < n; i++) { scaled[i] = scale * g.was[i]; }
+        StepScalars s = {(float)lr, (float)scale, (float)betas[0], (float)betas[1], (float)eps, (float)weight_decay,
+                         (float)(1.0 - pow(betas[0], (double)step)), (float)(1.0 - pow(betas[1], (double)step)), (uint32_t)(step - 1), 42};
+        device_upload(device, &s, sizeof(s));
+        unit.grads = g.x;
+        adamw_update(&unit, device);
+        device_sync();
+        reference_adamw(a->want_w, a->want_m, a->want_v, scaled, n, plain, step);
+        ops_free(&g);
+    }
+    device_free(device, sizeof(StepScalars));
+    free(gradients);
+    free(scaled);
+}
+
+// `got` against `want` as movements from `start`, where an update of 1 % of the weight is not lost beside the weight
+static void ops_check_movement(const char* label, double* got, const double* want, const double* start, size_t n, double tolerance) {
+    double* moved = reference_zeros(n);
+    for (size_t i = 0; i < n; i++) {
+        got[i] -= start[i];
+        moved[i] = want[i] - start[i];
+    }
+    ops_compare(label, got, moved, n, tolerance);
+    free(moved);
+}
+
+static void ops_adamw_size(size_t n, bool decay, bool with_master) {
+    OpsAdamW a = {ops_normal(n, 1.0, 0.0, 1), ops_normal(n, 1.0, 0.0, 0), ops_floats(n), ops_floats(n), ops_floats(n),
+                  reference_zeros(n), reference_zeros(n), reference_zeros(n)};
+    ops_free(&a.master);
+    a.master = ops_upload(a.w.was, n, 1, true);
+    memcpy(a.want_w, a.w.was, n * sizeof(double));
+    ops_adamw_run(&a, n, decay, with_master);
+    char label[64];
+    snprintf(label, sizeof(label), "adamw n %zu%s%s", n, decay ? " decay" : "", with_master ? " master" : "");
+    ops_check(label, &a.m, a.want_m, 4e-6); // state is fp32 in every build
+    ops_check(label, &a.v, a.want_v, 4e-6);
+    double* w = ops_download(&a.w, label);
+    double* master = ops_download(&a.master, label);
+    bool exact = strcmp(FLOATX_NAME, "fp32") == 0;
+    if (exact) {
+        ops_check_movement(label, w, a.want_w, a.w.was, n, 2e-5); // five updates of 1 %, each rounded at 2^-24 of the weight
+    } else if (with_master) {
+        size_t far = 0; // stochastic rounding lands on one of the two neighbours of the master
+        for (size_t i = 0; i < n; i++) { far += fabs(w[i] - master[i]) > fabs(master[i]) / 127.0; }
+        CHECK(far == 0, "%s: %zu weights are not next to their masters", label, far);
+        ops_check_movement(label, master, a.want_w, a.w.was, n, 2e-5);
+    } else if (n > 1000) {
+        double drift = 0.0; // each update is rounded, but without bias: on average the weights arrive
+        for (size_t i = 0; i < n; i++) { drift += (w[i] - a.want_w[i]) / (double)n; }
+        CHECK(fabs(drift) < 5.0 * 0.01 / sqrt((double)n), "%s: the weights drift by %g", label, drift);
+    }
+    OpsTensor* all[] = {&a.w, &a.g, &a.master, &a.m, &a.v};
+    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
+    double* values[] = {a.want_w, a.want_m, a.want_v, w, master};
+    for (size_t i = 0; i < COUNT_OF(values); i++) { free(values[i]); }
+}
+
+static void ops_adamw(void) {
+    const size_t sizes[] = {1, 63, 8193};
+    for (size_t k = 0; k < COUNT_OF(sizes); k++) {
+        for (int decay = 0; decay < 2; decay++) {
+            ops_adamw_size(sizes[k], decay, false);
+            if (strcmp(FLOATX_NAME, "bf16") == 0) { ops_adamw_size(sizes[k], decay, true); }
+        }
+    }
+}
+
+static void ops_schedules(void) {
+    const char* names[] = {"cosine", "linear", "constant", "wsd"};
+    const Schedule kinds[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD};
+    const size_t warmups[] = {0, 1, 7, 100};
+    for (size_t k = 0; k < COUNT_OF(names); k++) {
+        for (size_t w = 0; w < COUNT_OF(warmups); w++) {
+            for (size_t step = 0; step < 100; step++) {
+                double want = reference_learning_rate(names[k], 6e-4, 0.1, warmups[w], 100, step);
+                double got = schedule_lr(kinds[k], 6e-4, (int64_t)step, (int64_t)warmups[w], 100, 0.1);
+                CHECK(fabs(got - want) <= 1e-12, "%s, warm-up %zu, step %zu: %.9g, expected %.9g", names[k], warmups[w], step, got, want);
+            }
+        }
+        double past = schedule_lr(kinds[k], 1.0, 150, 10, 100, 0.25), last = k == 2 ? 1.0 : 0.25;
+        CHECK(fabs(past - last) < 1e-12, "%s past the end: %g, expected %g", names[k], past, last);
+    }
+}
+
+// ---- the reference itself ----
+
+// Central differences in double precision; h = 1e-5 leaves about 1e-10 of truncation and as much of rounding.
+static void ops_reference_differences(void) {
+    const ReferenceConfig c = {2, 2, 6, 11, 16, 5};
+    enum { B = 2, T = 4 };
+    size_t elements = reference_elements(c);
+    double *w = reference_zeros(elements), *g = reference_zeros(elements);
+    int tokens[B * T], targets[B * T];
+    ReferenceRandom random = {7};
+    for (size_t i = 0; i < elements; i++) { w[i] = 0.4 * reference_normal(&random); }
+    for (int i = 0; i < B * T; i++) {
+        tokens[i] = (int)(reference_random(&random) % c.V);
+        targets[i] = (int)(reference_random(&random) % c.V);
+    }
+    tokens[1] = tokens[2]; // a token that comes twice
+    ReferenceRun run = reference_run_new(c, B, T);
+    reference_forward(&run, w, tokens, targets);
+    reference_backward(&run, w, g, tokens, targets);
+    for (int k = 0; k < REFERENCE_TENSORS; k++) {
+        ReferenceTensor tensor = reference_tensor(c, k);
+        for (int pick = 0; pick < 16; pick++) {
+            size_t i = tensor.offset + reference_random(&random) % tensor.count;
+            if (k == REF_WTE && pick == 0) { i = tensor.offset + (size_t)tokens[1] * c.C; }
+            double old = w[i], h = 1e-5;
+            w[i] = old + h;
+            double above = reference_forward(&run, w, tokens, targets);
+            w[i] = old - h;
+            double slope = (above - reference_forward(&run, w, tokens, targets)) / (2.0 * h);
+            w[i] = old;
+            CHECK(fabs(slope - g[i]) <= 1e-9 + 1e-7 * fabs(g[i]), "%s[%zu]: gradient %.12g, difference quotient %.12g", tensor.name,
+                  i - tensor.offset, g[i], slope);
+        }
+    }
+    double clipped = reference_clip(g, elements, 0.01), after = reference_norm(g, elements);
+    CHECK(clipped > 0.01 && fabs(after - 0.01) < 1e-12, "norm %g is clipped to %g, expected 0.01", clipped, after);
+    reference_run_free(&run);
+    free(w);
+    free(g);
+}
+
+static const TestRow ops_tests[] = {
+    {"reference: gradients equal finite differences", ops_reference_differences},
+    {"ops: matmul forward, with bias, with GELU", ops_matmul_forward},
+    {"ops: matmul backward to input, weight and bias", ops_matmul_backward},
+    {"ops: matmul backward through a GELU", ops_matmul_gelu_backward},
+    {"ops: gelu forward and backward", ops_gelu},
+    {"ops: gelu far out and NaN", ops_gelu_extremes},
+    {"ops: layernorm forward, with residual", ops_layernorm_forward},
+    {"ops: layernorm backward", ops_layernorm_backward},
+    {"ops: layernorm of a large mean, a constant row, a NaN", ops_layernorm_extremes},
+    {"ops: embedding forward and backward", ops_embedding},
+    {"ops: classifier loss and gradient", ops_classifier},
+    {"ops: classifier shows NaN and infinity", ops_classifier_non_finite},
+    {"ops: square sum", ops_square_sum},
+    {"ops: same bits for any number of threads", ops_same_bits},
+    {"ops: AdamW against the reference", ops_adamw},
+    {"ops: learning-rate schedules", ops_schedules},
+    {"ops: philox known answers", ops_philox},
+    {"ops: rounding to bf16, nearest and stochastic", ops_bf16_rounding},
+};
