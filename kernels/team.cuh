@@ -114,6 +114,11 @@ DEVICE char* team_shared_memory(void) {
 #endif
 }
 
+DEVICE void team_end_of_body(Team t TEAM_CALLER) {
+    TEAM_CALL;
+    team_barrier(t);
+}
+
 // The emulation fills a team's scratch with NaN before each body; on the GPU it holds whatever was there.
 DEVICE void team_fresh_scratch(Team t, size_t scratch_bytes) {
 #ifdef CUDA_ON_CPU
@@ -139,7 +144,7 @@ __global__ void team_kernel(size_t count, int team_size, size_t scratch_bytes, A
     for (size_t i = (size_t)blockIdx.x * (size_t)teams + (size_t)team; i < count; i += stride) {
         team_fresh_scratch(t, scratch_bytes);
         body(t, i, args...);
-        team_sync(t); // the next round may overwrite the scratch
+        team_end_of_body(t); // the next round may overwrite the scratch
     }
 }
 
