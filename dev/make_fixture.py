@@ -61,10 +61,10 @@ def forward(w, x, V, NH):
 
 
 def make_tokens(B, T, V, generator):
-    """Sequences of T + 1 tokens with many repeats and both ends of the vocabulary, as input or as target."""
-    s = (torch.rand(B, T + 1, generator=generator) ** 3 * V).long()
-    s[0, 0], s[-1, -1], s[-1, 1] = V - 1, V - 1, 0
-    return s[:, :-1].contiguous(), s[:, 1:].contiguous()
+    """A stream of B T + 1 tokens, cut as a token shard is, with many repeats and both ends of the vocabulary as input and target."""
+    s = (torch.rand(B * T + 1, generator=generator) ** 3 * V).long()
+    s[0], s[T + 1], s[-1] = V - 1, 0, V - 1
+    return s[:-1].view(B, T).contiguous(), s[1:].view(B, T).contiguous()
 
 
 def header(*values):

@@ -1,0 +1,504 @@
+// test_model.h - the whole model: loss, logits and every gradient against PyTorch's fixture (dev/fixtures, made by
+// dev/make_fixture.py) and against the double-precision reference; ten AdamW steps; recomputation, micro-batches, pieces of the
+// head and larger buffers must not change the result; two runs are the same to the bit; NaN shows.
+// Tolerances, norm of the difference against the norm per tensor: fp32 activations carry about 1e-7 through some 20 operations, so
+// 1e-5 leaves room for another order of addition; bf16 rounds each activation and gradient by 2^-9 = 2e-3, which adds up to 1-2 %.
+// The gradient of the K part of qkvb is zero in exact arithmetic (softmax does not see a shift common to all scores of a query):
+// it is bounded by a share of the gradient of the Q and V parts.
+#pragma once
+#include "../optim/adamw.cuh"
+#include "../trainer/debug_state.h"
+#include "reference.h"
+#include "test.h"
+#include "test_ops.h"
+
+#ifdef FLOATX_BF16
+#define MODEL_TOLERANCE 3e-2
+#define MODEL_LOSS_TOLERANCE 1e-2
+#elif ON_GPU && !defined(CUDA_ON_CPU)
+#define MODEL_TOLERANCE 5e-3 // TF32 has 11 bits
+#define MODEL_LOSS_TOLERANCE 1e-3
+#else
+#define MODEL_TOLERANCE 1e-5
+#define MODEL_LOSS_TOLERANCE 1e-5
+#endif
+
+#define MODEL_CURVE_STEPS 10
+
+typedef struct {
+    ModelHeader header;
+    ReferenceConfig shape;
+    DebugState state;
+    size_t elements;
+    floatX* params;  // on the host, rounded to floatX
+    double* weights; // the same values
+    double losses[MODEL_CURVE_STEPS], norms[MODEL_CURVE_STEPS]; // of the training curve
+} ModelFixture;
+
+// Beside this file, wherever the tests are started from.
+static const char* model_fixture_path(const char* name, const char* what) {
+    static char path[PATH_MAX];
+    const char* slash = strrchr(__FILE__, '/');
+    snprintf(path, sizeof(path), "%.*sfixtures/%s_%s", slash ? (int)(slash + 1 - __FILE__) : 0, __FILE__, name, what);
+    return path;
+}
+
+static double model_value(const floatX* x) {
+    uint32_t u = 0;
+    memcpy((char*)&u + (sizeof(u) - sizeof(*x)), x, sizeof(*x)); // bf16 is the upper half
+    float value;
+    memcpy(&value, &u, sizeof(value));
+    return value;
+}
+
+static double* model_values(const floatX* x, size_t count) {
+    double* values = reference_zeros(count);
+    for (size_t i = 0; i < count; i++) { values[i] = model_value(x + i); }
+    return values;
+}
+
+static bool model_fixture_open(ModelFixture* f, const char* name) {
+    Error error = {{0}};
+    int version = 0;
+    memset(f, 0, sizeof(*f));
+    bool good = model_file_read_header(model_fixture_path(name, "model.bin"), &f->header, &version, &error);
+    if (good) {
+        f->elements = (size_t)model_header_elements(&f->header);
+        f->params = (floatX*)need(calloc(f->elements, sizeof(floatX)));
+        good = model_file_read(model_fixture_path(name, "model.bin"), &f->header, f->params, MODEL_FLOATX, NULL, &error) &&
+               debug_state_read(model_fixture_path(name, "debug_state.bin"), &f->header, &f->state, &error);
+    }
+    CHECK_OK(good, error);
+    if (!good) { return false; }
+    const ModelHeader* h = &f->header;
+    ReferenceConfig shape = {(size_t)h->layers, (size_t)h->heads, (size_t)h->channels, (size_t)h->vocab_size, (size_t)h->padded_vocab,
+                             (size_t)h->max_seq_len};
+    f->shape = shape;
+    f->weights = model_values(f->params, f->elements);
+    FILE* file = fopen(model_fixture_path(name, "losses.txt"), "r");
+    int steps = 0;
+    for (char line[256]; file && fgets(line, sizeof(line), file);) {
+        if (steps < MODEL_CURVE_STEPS && sscanf(line, "%lf %lf", &f->losses[steps], &f->norms[steps]) == 2) { steps++; }
+    }
+    if (file) { fclose(file); }
+    CHECK(steps == MODEL_CURVE_STEPS, "%s: %d steps", model_fixture_path(name, "losses.txt"), steps);
+    return steps == MODEL_CURVE_STEPS;
+}
+
+static void model_fixture_close(ModelFixture* f) {
+    debug_state_free(&f->state);
+    free(f->params);
+    free(f->weights);
+}
+
+// A fixture without a file: random weights, tokens and targets, and no opinion of PyTorch's.
+static void model_fixture_random(ModelFixture* f, ModelHeader header, int B, int T, uint64_t seed) {
+    memset(f, 0, sizeof(*f));
+    f->header = header;
+    ReferenceConfig shape = {(size_t)header.layers, (size_t)header.heads, (size_t)header.channels, (size_t)header.vocab_size,
+                             (size_t)header.padded_vocab, (size_t)header.max_seq_len};
+    f->shape = shape;
+    f->elements = reference_elements(shape);
+    f->params = (floatX*)need(calloc(f->elements, sizeof(floatX)));
+    ReferenceRandom random = {seed};
+    for (int k = 0; k < REFERENCE_TENSORS; k++) {
+        ReferenceTensor t = reference_tensor(shape, k);
+        bool gain = t.name[0] == 'l' && t.name[3] == 'w'; // ln1w, ln2w, lnfw
+        double scale = t.rows > 1 && k != REF_WTE && k != REF_WPE ? 1.0 / sqrt((double)t.cols) : 0.3;
+        for (size_t i = 0; i < t.count; i++) {
+            float value = (float)((gain ? 1.0 : 0.0) + scale * reference_normal(&random));
+            if (k == REF_WTE && i / t.cols >= shape.V) { value = 0.0f; }
+            uint32_t u;
+            memcpy(&u, &value, sizeof(u));
+            if (sizeof(floatX) == 2) { u += 0x8000u; } // any rounding will do
+            memcpy(f->params + t.offset + i, (char*)&u + (sizeof(u) - sizeof(floatX)), sizeof(floatX));
+        }
+    }
+    f->weights = model_values(f->params, f->elements);
+    size_t N = (size_t)B * (size_t)T;
+    f->state.batch = B;
+    f->state.seq_len = T;
+    f->state.inputs = (int32_t*)need(calloc(N, sizeof(int32_t)));
+    f->state.targets = (int32_t*)need(calloc(N, sizeof(int32_t)));
+    for (size_t n = 0; n < N; n++) {
+        f->state.inputs[n] = (int32_t)(reference_random(&random) % shape.V);
+        f->state.targets[n] = (int32_t)(reference_random(&random) % shape.V);
+    }
+}
+
+// ---- running the model ----
+
+// Uploads sequences first .. first + count - 1 of the fixture; the device arrays lie in `block`, freed by the caller.
+static MicroBatch model_batch(const ModelFixture* f, int first, int count, int** block, size_t* bytes) {
+    size_t T = (size_t)f->state.seq_len, N = (size_t)count * T, at = (size_t)first * T;
+    int* host = (int*)need(calloc(4 * N + 1, sizeof(int)));
+    int* counts = (int*)need(calloc((size_t)f->header.vocab_size + 1, sizeof(int)));
+    memcpy(host, f->state.inputs + at, N * sizeof(int));
+    memcpy(host + N, f->state.targets + at, N * sizeof(int));
+    TokenOrder order = {host + 2 * N, host + 3 * N, 0};
+    token_order(&order, counts, host, N, f->header.vocab_size);
+    *bytes = (4 * N + 1) * sizeof(int);
+    *block = (int*)need(device_alloc(*bytes));
+    device_upload(*block, host, *bytes);
+    device_sync();
+    MicroBatch batch = {*block, *block + N, *block + 2 * N, *block + 3 * N, order.groups, count, f->state.seq_len};
+    free(host);
+    free(counts);
+    return batch;
+}
+
+// B, T: what the buffers are made for; head_rows: 0 = the program's choice
+static bool model_open(Gpt* g, const ModelFixture* f, int B, int T, int recompute, size_t head_rows) {
+    Error error = {{0}};
+    gpt_plan(g, &f->header, B, T, recompute, true, head_rows);
+    bool good = gpt_allocate(g, &error);
+    CHECK_OK(good, error);
+    if (good) {
+        device_upload(g->params, f->params, f->elements * sizeof(floatX));
+        device_sync();
+    }
+    return good;
+}
+
+// NaN everywhere: the first micro-batch has to overwrite it.
+static void model_spoil(floatX* x, size_t count) {
+    char* host = (char*)need(malloc(count * sizeof(floatX)));
+    memset(host, 0xff, count * sizeof(floatX));
+    device_upload(x, host, count * sizeof(floatX));
+    device_sync();
+    free(host);
+}
+
+static double* model_gradients(const Gpt* g) {
+    floatX* host = (floatX*)need(malloc(g->table.elements * sizeof(floatX)));
+    device_download(host, g->grads, g->table.elements * sizeof(floatX));
+    double* values = model_values(host, g->table.elements);
+    free(host);
+    return values;
+}
+
+// Forward and backward of the whole batch in micro-batches of at most `micro` sequences; returns the mean loss.
+static double model_step(Gpt* g, const ModelFixture* f, int micro) {
+    int B = f->state.batch;
+    double total = 0.0, tokens = (double)B * f->state.seq_len;
+    float* device = (float*)need(device_alloc(sizeof(float)));
+    for (int first = 0; first < B; first += micro) {
+        int* block;
+        size_t bytes;
+        float sum = NAN;
+        MicroBatch batch = model_batch(f, first, micro < B - first ? micro : B - first, &block, &bytes);
+        gpt_forward_backward(g, device, &batch, (float)(1.0 / tokens), first == 0);
+        device_download(&sum, device, sizeof(sum));
+        total += sum;
+        device_free(block, bytes);
+    }
+    device_free(device, sizeof(float));
+    return total / tokens;
+}
+
+typedef struct {
+    int B, T, recompute, micro; // B, T: capacity; 0 = the batch's own
+    size_t head_rows;
+} ModelWay;
+
+typedef struct {
+    double loss; // mean over all tokens
+    double* grads;
+} ModelResult;
+
+static ModelResult model_run(const ModelFixture* f, ModelWay way) {
+    Gpt g;
+    ModelResult result = {NAN, NULL};
+    if (!model_open(&g, f, way.B ? way.B : f->state.batch, way.T ? way.T : f->state.seq_len, way.recompute, way.head_rows)) { return result; }
+    model_spoil(g.grads, g.table.elements);
+    result.loss = model_step(&g, f, way.micro ? way.micro : f->state.batch);
+    result.grads = model_gradients(&g);
+    gpt_free(&g);
+    return result;
+}
+
+// ---- comparing ----
+
+// Every tensor by its own norm; the K part of qkvb by the norm of the rest of qkvb.
+static void model_compare_gradients(const char* what, const ModelFixture* f, const double* got, const double* want, double tolerance) {
+    for (int k = 0; k < REFERENCE_TENSORS; k++) {
+        ReferenceTensor t = reference_tensor(f->shape, k);
+        char label[96];
+        snprintf(label, sizeof(label), "%s: gradient of %s", what, t.name);
+        if (k != REF_QKVB) {
+            double difference = 0.0, norm = reference_norm(want + t.offset, t.count);
+            for (size_t i = t.offset; i < t.offset + t.count; i++) { difference += (got[i] - want[i]) * (got[i] - want[i]); }
+            CHECK(sqrt(difference) <= tolerance * norm, "%s: relative error %.3g, tolerance %.3g", label, sqrt(difference) / norm, tolerance);
+#ifdef OPS_VERBOSE
+            printf("      %-44s relative %.2e  tolerance %.1e\n", label, sqrt(difference) / norm, tolerance);
+#endif
+            continue;
+        }
+        double difference = 0.0, key = 0.0, norm = reference_norm(want + t.offset, t.count);
+        for (size_t i = 0; i < t.count; i++) {
+            bool in_key = i / f->shape.C % 3 == 1;
+            double d = got[t.offset + i] - want[t.offset + i];
+            if (in_key) {
+                key += d * d;
+            } else {
+                difference += d * d;
+            }
+        }
+        CHECK(sqrt(difference) <= tolerance * norm, "%s: relative error %.3g, tolerance %.3g", label, sqrt(difference) / norm, tolerance);
+        CHECK(sqrt(key) <= tolerance * norm, "%s, K part: %.3g of the rest, tolerance %.3g", label, sqrt(key) / norm, tolerance);
+    }
+}
+
+static double* model_widen(const float* x, size_t count) {
+    double* values = reference_zeros(count);
+    for (size_t i = 0; i < count; i++) { values[i] = x[i]; }
+    return values;
+}
+
+static const char* const model_fixture_names[] = {"tiny", "odd"};
+
+// ---- rows ----
+
+// fp32 files of double-precision results: what differs is their last bit, 2^-24.
+static void model_reference_against_pytorch(void) {
+    for (size_t k = 0; k < COUNT_OF(model_fixture_names); k++) {
+        ModelFixture f;
+        if (!model_fixture_open(&f, model_fixture_names[k])) { return; }
+        size_t logits = (size_t)f.state.batch * (size_t)f.state.seq_len * f.shape.V;
+        double *grads = reference_zeros(f.elements), *want = model_widen(f.state.gradients, f.elements);
+        double* want_logits = model_widen(f.state.logits, logits);
+        double exact = sizeof(floatX) == 4 ? 2e-7 : 5e-2; // in bf16 the weights themselves are not the fixture's
+        ReferenceRun run = reference_run_new(f.shape, (size_t)f.state.batch, (size_t)f.state.seq_len);
+        double loss = reference_forward(&run, f.weights, f.state.inputs, f.state.targets);
+        reference_backward(&run, f.weights, grads, f.state.inputs, f.state.targets);
+        CHECK(fabs(loss - (double)f.state.loss) <= exact * loss, "loss %.9f, PyTorch %.9f", loss, (double)f.state.loss);
+        ops_compare("reference logits", run.logits, want_logits, logits, exact);
+        model_compare_gradients("reference", &f, grads, want, exact);
+        reference_run_free(&run);
+        free(grads);
+        free(want);
+        free(want_logits);
+        model_fixture_close(&f);
+    }
+}
+
+// The reference's own training curve, with its AdamW and clipping, is PyTorch's.
+static void model_reference_curve(void) {
+    const ReferenceAdamW settings = {1e-3, 0.9, 0.95, 1e-8, 0.1};
+    for (size_t k = 0; k < COUNT_OF(model_fixture_names); k++) {
+        ModelFixture f;
+        if (!model_fixture_open(&f, model_fixture_names[k])) { return; }
+        double *g = reference_zeros(f.elements), *m = reference_zeros(f.elements), *v = reference_zeros(f.elements);
+        ReferenceRun run = reference_run_new(f.shape, (size_t)f.state.batch, (size_t)f.state.seq_len);
+        double exact = sizeof(floatX) == 4 ? 1e-6 : 2e-2;
+        for (size_t step = 0; step < MODEL_CURVE_STEPS; step++) {
+            double loss = reference_forward(&run, f.weights, f.state.inputs, f.state.targets);
+            memset(g, 0, f.elements * sizeof(double));
+            reference_backward(&run, f.weights, g, f.state.inputs, f.state.targets);
+            double norm = reference_clip(g, f.elements, 3.0);
+            CHECK(fabs(loss - f.losses[step]) <= exact * loss, "step %zu: loss %.9f, PyTorch %.9f", step, loss, f.losses[step]);
+            CHECK(fabs(norm - f.norms[step]) <= 10.0 * exact * norm, "step %zu: norm %.9f, PyTorch %.9f", step, norm, f.norms[step]);
+            reference_adamw_model(f.shape, f.weights, m, v, g, settings, step + 1);
+        }
+        reference_run_free(&run);
+        free(g);
+        free(m);
+        free(v);
+        model_fixture_close(&f);
+    }
+}
+
+static void model_check_logits(const ModelFixture* f) {
+    Gpt g;
+    size_t N = (size_t)f->state.batch * (size_t)f->state.seq_len, Vp = f->shape.Vp, V = f->shape.V;
+    if (!model_open(&g, f, f->state.batch, f->state.seq_len, RECOMPUTE_NONE, 0)) { return; }
+    int* block;
+    size_t bytes;
+    MicroBatch batch = model_batch(f, 0, f->state.batch, &block, &bytes);
+    gpt_forward(&g, batch.tokens, batch.B, batch.T);
+    gpt_logits(&g, g.logits, 0, N);
+    floatX* host = (floatX*)need(malloc(N * Vp * sizeof(floatX)));
+    device_download(host, g.logits, N * Vp * sizeof(floatX));
+    double *got = reference_zeros(N * V), *want = model_widen(f->state.logits, N * V);
+    for (size_t i = 0; i < N * V; i++) { got[i] = model_value(host + i / V * Vp + i % V); }
+    ops_compare("model: logits", got, want, N * V, MODEL_TOLERANCE);
+    device_free(block, bytes);
+    gpt_free(&g);
+    free(host);
+    free(got);
+    free(want);
+}
+
+static void model_against_pytorch(void) {
+    for (size_t k = 0; k < COUNT_OF(model_fixture_names); k++) {
+        ModelFixture f;
+        if (!model_fixture_open(&f, model_fixture_names[k])) { return; }
+        model_check_logits(&f);
+        const ModelWay plain = {0, 0, RECOMPUTE_NONE, 0, 0};
+        ModelResult result = model_run(&f, plain);
+        double* want = model_widen(f.state.gradients, f.elements);
+        CHECK(fabs(result.loss - (double)f.state.loss) <= MODEL_LOSS_TOLERANCE * result.loss, "loss %.7f, PyTorch %.7f", result.loss,
+              (double)f.state.loss);
+        // bf16: the fixture's weights are fp32, ours are rounded
+        model_compare_gradients(model_fixture_names[k], &f, result.grads, want, sizeof(floatX) == 4 ? MODEL_TOLERANCE : 6e-2);
+        free(want);
+        free(result.grads);
+        model_fixture_close(&f);
+    }
+}
+
+// Shapes that the fixtures do not have, against the double reference on the very weights the model has.
+static void model_against_reference(void) {
+    const struct {
+        ModelHeader header;
+        int B, T;
+    } cases[] = {
+        {{1, 5, 1, 1, 8, 128}, 1, 1},    {{63, 257, 1, 2, 48, 384}, 1, 63}, {{8, 257, 2, 1, 24, 384}, 3, 1},
+        {{70, 257, 1, 2, 160, 384}, 2, 65}, {{16, 1000, 2, 2, 192, 1024}, 4, 3}, {{9, 128, 1, 5, 20, 128}, 2, 9},
+    };
+    for (size_t k = 0; k < COUNT_OF(cases); k++) {
+        ModelFixture f;
+        model_fixture_random(&f, cases[k].header, cases[k].B, cases[k].T, 100 + k);
+        double* want = reference_zeros(f.elements);
+        ReferenceRun run = reference_run_new(f.shape, (size_t)cases[k].B, (size_t)cases[k].T);
+        double want_loss = reference_forward(&run, f.weights, f.state.inputs, f.state.targets);
+        reference_backward(&run, f.weights, want, f.state.inputs, f.state.targets);
+        const ModelWay plain = {0, 0, RECOMPUTE_NONE, 0, 0};
+        ModelResult result = model_run(&f, plain);
+        char label[64];
+        snprintf(label, sizeof(label), "L %d NH %d C %d B %d T %d", f.header.layers, f.header.heads, f.header.channels, cases[k].B, cases[k].T);
+        CHECK(fabs(result.loss - want_loss) <= MODEL_LOSS_TOLERANCE * want_loss, "%s: loss %.7f, reference %.7f", label, result.loss, want_loss);
+        model_compare_gradients(label, &f, result.grads, want, MODEL_TOLERANCE);
+        reference_run_free(&run);
+        free(want);
+        free(result.grads);
+        model_fixture_close(&f);
+    }
+}
+
+// Ways that must agree with the plain one: `tolerance` 0 = the same bits.
+static void model_same(const char* name, const char* what, ModelWay way, double tolerance) {
+    ModelFixture f;
+    if (!model_fixture_open(&f, name)) { return; }
+    const ModelWay plain = {0, 0, RECOMPUTE_NONE, 0, 0};
+    ModelResult want = model_run(&f, plain), got = model_run(&f, way);
+    CHECK(fabs(got.loss - want.loss) <= tolerance * want.loss, "%s: loss %.9f, expected %.9f", what, got.loss, want.loss);
+    model_compare_gradients(what, &f, got.grads, want.grads, tolerance);
+    free(want.grads);
+    free(got.grads);
+    model_fixture_close(&f);
+}
+
+// One more visit of the same arithmetic; only fused multiply-adds may differ between a fused and a lone layernorm.
+#define MODEL_SAME_TOLERANCE (sizeof(floatX) == 4 ? 2e-6 : 1e-2)
+
+static void model_recompute(void) {
+    const char* what[] = {"recompute gelu", "recompute layernorm", "recompute block"};
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+        const ModelWay way = {0, 0, level, 0, 0};
+        model_same("tiny", what[level - 1], way, MODEL_SAME_TOLERANCE);
+        model_same("odd", what[level - 1], way, MODEL_SAME_TOLERANCE);
+    }
+}
+
+static void model_two_runs(void) {
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        ModelFixture f;
+        if (!model_fixture_open(&f, "tiny")) { return; }
+        const ModelWay way = {0, 0, level, 1, 0};
+        ModelResult a = model_run(&f, way), b = model_run(&f, way);
+        CHECK(a.loss == b.loss && memcmp(a.grads, b.grads, f.elements * sizeof(double)) == 0, "level %d: two runs differ", level);
+        free(a.grads);
+        free(b.grads);
+        model_fixture_close(&f);
+    }
+}
+
+// Sums over micro-batches round once more each; pieces of the head and spare room change nothing but the order of addition.
+static void model_micro_batches(void) {
+    const ModelWay one = {0, 0, RECOMPUTE_NONE, 1, 0}, two = {2, 0, RECOMPUTE_GELU, 2, 0}, room = {5, 4, RECOMPUTE_LAYERNORM, 0, 0};
+    model_same("tiny", "micro-batch 1 of 2", one, MODEL_SAME_TOLERANCE);
+    model_same("odd", "micro-batch 1 of 3", one, MODEL_SAME_TOLERANCE);
+    model_same("odd", "micro-batches 2 and 1 of 3", two, MODEL_SAME_TOLERANCE);
+    model_same("odd", "buffers for more", room, MODEL_SAME_TOLERANCE);
+    const size_t pieces[] = {1, 5, 73};
+    for (size_t i = 0; i < COUNT_OF(pieces); i++) {
+        const ModelWay way = {0, 0, RECOMPUTE_NONE, 0, pieces[i]};
+        model_same("tiny", "head in pieces", way, MODEL_SAME_TOLERANCE);
+    }
+}
+
+// What stands in the padding rows of wte has no say, and their gradient is zero.
+static void model_padding(void) {
+    ModelFixture f;
+    if (!model_fixture_open(&f, "tiny")) { return; }
+    const ModelWay plain = {0, 0, RECOMPUTE_NONE, 0, 0};
+    ModelResult want = model_run(&f, plain);
+    size_t from = f.shape.V * f.shape.C, to = f.shape.Vp * f.shape.C, not_zero = 0;
+    for (size_t i = from; i < to; i++) { f.params[i] = f.params[i % from]; }
+    ModelResult got = model_run(&f, plain);
+    for (size_t i = from; i < to; i++) { not_zero += got.grads[i] != 0.0 || want.grads[i] != 0.0; }
+    CHECK(not_zero == 0, "%zu values of the padding have a gradient", not_zero);
+    CHECK(fabs(got.loss - want.loss) <= 1e-6 * want.loss, "loss %.9f, with other padding %.9f", want.loss, got.loss);
+    model_compare_gradients("other padding", &f, got.grads, want.grads, MODEL_SAME_TOLERANCE);
+    free(want.grads);
+    free(got.grads);
+    model_fixture_close(&f);
+}
+
+static double model_device_norm(Gpt* g) {
+    float square = 0.0f, *device = (float*)need(device_alloc(sizeof(float)));
+    gpt_grad_square_sum(g, device);
+    device_download(&square, device, sizeof(square));
+    device_free(device, sizeof(float));
+    return sqrt((double)square);
+}
+
+static void model_norm(void) {
+    ModelFixture f;
+    Gpt g;
+    if (!model_fixture_open(&f, "tiny") || !model_open(&g, &f, f.state.batch, f.state.seq_len, RECOMPUTE_NONE, 0)) { return; }
+    model_step(&g, &f, f.state.batch);
+    double *grads = model_gradients(&g), want = reference_norm(grads, f.elements), got = model_device_norm(&g);
+    CHECK(fabs(got - want) <= 1e-5 * want, "norm %.9f of gradients whose norm is %.9f", got, want);
+    CHECK(fabs(got - f.norms[0]) <= MODEL_LOSS_TOLERANCE * got, "norm %.9f, PyTorch %.9f", got, f.norms[0]);
+    free(grads);
+    gpt_free(&g);
+    model_fixture_close(&f);
+}
+
+// One bad weight anywhere makes the loss or at least the norm non-finite; nothing crashes.
+static void model_non_finite(void) {
+    ModelFixture f;
+    Gpt g;
+    if (!model_fixture_open(&f, "odd") || !model_open(&g, &f, f.state.batch, f.state.seq_len, RECOMPUTE_NONE, 0)) { return; }
+    const int tensors[] = {REF_WTE, REF_LN1W, REF_QKVW, REF_ATTPROJB, REF_FCW, REF_LNFB};
+    for (size_t k = 0; k < COUNT_OF(tensors); k++) {
+        floatX bad;
+        memset(&bad, 0xff, sizeof(bad)); // a NaN in either format
+        size_t at = reference_at(f.shape, tensors[k], tensors[k] == REF_WTE || tensors[k] == REF_LNFB ? 0 : 1);
+        device_upload(g.params + at, &bad, sizeof(bad));
+        device_sync();
+        double loss = model_step(&g, &f, f.state.batch), norm = model_device_norm(&g);
+        CHECK(!isfinite(loss) && !isfinite(norm), "a NaN in %s gives loss %g, norm %g", reference_tensor(f.shape, tensors[k]).name, loss, norm);
+        device_upload(g.params + at, f.params + at, sizeof(bad));
+        device_sync();
+    }
+    double loss = model_step(&g, &f, f.state.batch);
+    CHECK(isfinite(loss) && isfinite(model_device_norm(&g)), "the loss does not recover: %g", loss);
+    gpt_free(&g);
+    model_fixture_close(&f);
+}
+
+static const TestRow model_tests[] = {
+    {"reference: equals PyTorch on both fixtures", model_reference_against_pytorch},
+    {"reference: ten AdamW steps equal PyTorch's", model_reference_curve},
+    {"model: loss, logits, gradients equal PyTorch's", model_against_pytorch},
+    {"model: loss and gradients equal the reference's", model_against_reference},
+    {"model: recompute levels give the same gradients", model_recompute},
+    {"model: micro-batches, head pieces, spare room", model_micro_batches},
+    {"model: two runs are the same to the bit", model_two_runs},
+    {"model: padding of the vocabulary has no say", model_padding},
+    {"model: gradient norm", model_norm},
+    {"model: a NaN weight shows in loss and norm", model_non_finite},
+};
