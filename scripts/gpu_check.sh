@@ -10,7 +10,7 @@ steps=${STEPS:-100}
 model=${MODEL:-layers=4,heads=8,channels=512,context=512}
 limit=${LIMIT:-120}
 
-if ! command -v nvidia-smi >/dev/null || ! device=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | head -n 1) ||
+if ! command -v nvidia-smi >/dev/null || ! device=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | sed -n 1p) ||
     [ -z "$device" ]; then
     echo "gpu_check: no GPU here (nvidia-smi finds none): nothing was checked" >&2
     exit 1
@@ -66,7 +66,7 @@ run "train_gpt_cuda" "$work/train.log" ./train_gpt_cuda train --train-data "$wor
 
 # main.log has lines "s:STEP trl:LOSS ... ms:MILLISECONDS tps:TOKENS_A_SECOND ..." and "s:STEP tel:VALIDATION_LOSS"
 field() { grep -o "$1:[^ ]*" "$work/run/main.log" | cut -d: -f2; }
-first=$(field trl | head -n 1)
+first=$(field trl | sed -n 1p)
 last=$(field trl | tail -n 1)
 
 echo
