@@ -1,0 +1,299 @@
+// option_table.h - every option of the program, once. A row gives its name, llm.c's letter, type, place in struct Options, default,
+// bounds and help; options.h makes of it parsing, bounds, --help, the printed configuration, the log header, the saved
+// configuration and the checkpoint's record. To add an option, add a field and a row.
+#pragma once
+#include "../kernels/base.h"
+
+#define OPTION_TEXT_SIZE 4096  // bytes of a text value with its final zero
+#define OPTION_LIST_SIZE 65536 // bytes of all items of a list together
+
+typedef enum {
+    COMMAND_TRAIN,
+    COMMAND_TOKENIZE,
+    COMMAND_GENERATE,
+    COMMAND_EVAL,
+    COMMAND_SELFCHECK,
+    COMMAND_CONVERT,
+    COMMAND_COUNT,
+} Command;
+
+typedef struct {
+    const char *name, *help;
+} CommandRow;
+
+static const CommandRow command_table[COMMAND_COUNT] = {
+    {"train", "train a model (the default command)"},
+    {"tokenize", "turn text files into token shards; make a tokenizer if none is given"},
+    {"generate", "continue a text with a trained model"},
+    {"eval", "measure the loss on held-out tokens, and the HellaSwag score"},
+    {"selfcheck", "check this build on this machine in a few seconds"},
+    {"convert", "rewrite a model in another file format"},
+};
+
+// Texts one after the other, each with its final zero. Walk it: for (p = option_list_first(l); p; p = option_list_next(l, p)).
+typedef struct {
+    size_t used, count;
+    char text[OPTION_LIST_SIZE];
+} OptionList;
+
+enum { OPTION_FROM_DEFAULT, OPTION_FROM_FILE, OPTION_FROM_COMMAND_LINE };
+enum { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
+
+#define OPTION_ROWS_MAX 112
+
+// Plain data without pointers: it may be copied. A choice is the index of its word in the row's list.
+typedef struct {
+    Command command;
+    int action; // what to do: OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION
+    bool command_named;
+    uint8_t source[OPTION_ROWS_MAX]; // of each row's value: OPTION_FROM_*
+    char program[256];               // argv[0], for the commands that are suggested to the user
+    // data
+    char train_data[OPTION_TEXT_SIZE], val_data[OPTION_TEXT_SIZE], tokenizer[OPTION_TEXT_SIZE], hellaswag_data[OPTION_TEXT_SIZE];
+    bool shuffle, overfit;
+    // model
+    char model[OPTION_TEXT_SIZE];
+    int vocab_size;
+    // length and batch
+    int64_t steps, total_batch;
+    double max_time; // seconds
+    int batch, seq_len;
+    // optimizer
+    int optimizer, schedule;
+    double lr, final_lr_frac, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
+    int64_t warmup;
+    bool master_weights;
+    // evaluation and samples
+    int64_t val_every, sample_every;
+    int val_batches, sample_tokens;
+    bool hellaswag;
+    // output
+    char output[OPTION_TEXT_SIZE], config[OPTION_TEXT_SIZE];
+    int64_t checkpoint_every, major_every, log_every;
+    double checkpoint_minutes;
+    int keep, progress;
+    bool resume;
+    // machine
+    int64_t seed;
+    int threads, gemm, recompute, gelu_fusion;
+    bool tf32;
+    // generate
+    char prompt[OPTION_TEXT_SIZE];
+    int tokens, top_k, samples;
+    double temperature, top_p;
+    bool kv_cache, stop_at_eot;
+    // tokenize
+    OptionList input;
+    double val_fraction;
+    int64_t shard_tokens;
+    int format;
+    char json_field[OPTION_TEXT_SIZE], document_separator[OPTION_TEXT_SIZE];
+    // convert
+    char from[OPTION_TEXT_SIZE], to[OPTION_TEXT_SIZE];
+    int convert_format;
+} Options;
+
+typedef enum {
+    OPTION_INT,      // int; K, M, G may follow
+    OPTION_INT64,    // int64_t; K, M, G may follow
+    OPTION_REAL,     // double
+    OPTION_SWITCH,   // bool
+    OPTION_TEXT,     // char[OPTION_TEXT_SIZE]
+    OPTION_CHOICE,   // int
+    OPTION_DURATION, // double, seconds; s, m, h, d may follow
+    OPTION_LIST,     // OptionList
+} OptionType;
+
+typedef struct {
+    const char *group, *name;
+    const char* letter; // llm.c's letters without the dash, or NULL
+    OptionType type;
+    size_t offset, size;
+    const char* standard; // the default
+    const char* llmc;     // llm.c's default where it is another
+    double low, high;     // bounds of numbers
+    const char* form;     // how --help names the value; of a choice its words: "a|b|c"
+    unsigned commands;    // bits of Command
+    const char* help;
+} OptionRow;
+
+#define OPTION_AT(field) offsetof(Options, field), sizeof(((Options*)0)->field)
+#define FOR_TRAIN (1u << COMMAND_TRAIN)
+#define FOR_TOKENIZE (1u << COMMAND_TOKENIZE)
+#define FOR_GENERATE (1u << COMMAND_GENERATE)
+#define FOR_EVAL (1u << COMMAND_EVAL)
+#define FOR_SELFCHECK (1u << COMMAND_SELFCHECK)
+#define FOR_CONVERT (1u << COMMAND_CONVERT)
+#define FOR_ALL ((1u << COMMAND_COUNT) - 1)
+#define STEPS_MAX 1e15 // a count of steps, far below what int64_t holds
+
+// One name may stand in several rows for different commands, with its own default and help. Rows of a group stand together.
+static const OptionRow option_table[] = {
+    {"Data", "train-data", "i", OPTION_TEXT, OPTION_AT(train_data), "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", NULL, 0, 0,
+     "FILES", FOR_TRAIN, "token shards to train on: a file, or a pattern in quotes such as \"data/train_*.bin\""},
+    {"Data", "val-data", "j", OPTION_TEXT, OPTION_AT(val_data), "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", NULL, 0, 0,
+     "FILES", FOR_TRAIN | FOR_EVAL, "token shards for the validation loss"},
+    {"Data", "input", NULL, OPTION_LIST, OPTION_AT(input), "", NULL, 0, 0,
+     "FILE", FOR_TOKENIZE, "text file to read; may be repeated, and --input may be left out before the names"},
+    {"Data", "format", NULL, OPTION_CHOICE, OPTION_AT(format), "auto", NULL, 0, 0,
+     "auto|text|jsonl", FOR_TOKENIZE, "what the input files hold; auto goes by the name (.jsonl)"},
+    {"Data", "json-field", NULL, OPTION_TEXT, OPTION_AT(json_field), "text", NULL, 0, 0,
+     "NAME", FOR_TOKENIZE, "jsonl: the field that holds a document's text"},
+    {"Data", "document-separator", NULL, OPTION_TEXT, OPTION_AT(document_separator), "", NULL, 0, 0,
+     "LINE", FOR_TOKENIZE, "text: a line that ends a document; empty: each file is one document"},
+    {"Data", "tokenizer", NULL, OPTION_TEXT, OPTION_AT(tokenizer), "", NULL, 0, 0,
+     "FILE", FOR_TRAIN | FOR_GENERATE, "tokenizer that turns samples into text; empty: look beside the model and the data"},
+    {"Data", "tokenizer", NULL, OPTION_TEXT, OPTION_AT(tokenizer), "", NULL, 0, 0,
+     "FILE", FOR_TOKENIZE, "use this tokenizer instead of making one"},
+    {"Data", "vocab-size", NULL, OPTION_INT, OPTION_AT(vocab_size), "4096", NULL, 257, 1 << 24,
+     "N", FOR_TOKENIZE, "tokens of the tokenizer to make: 256 bytes, merges, and one that ends a text"},
+    {"Data", "val-fraction", NULL, OPTION_REAL, OPTION_AT(val_fraction), "0.1", NULL, 0, 0.9,
+     "X", FOR_TOKENIZE, "share of the text that goes to the validation shard"},
+    {"Data", "shard-tokens", NULL, OPTION_INT64, OPTION_AT(shard_tokens), "100M", NULL, 1024, 2147483647,
+     "N", FOR_TOKENIZE, "most tokens in one shard"},
+    {"Data", "output", "o", OPTION_TEXT, OPTION_AT(output), "", NULL, 0, 0,
+     "PREFIX", FOR_TOKENIZE, "beginning of the names to write, such as data/book"},
+    {"Data", "hellaswag-data", NULL, OPTION_TEXT, OPTION_AT(hellaswag_data), "dev/data/hellaswag/hellaswag_val.bin", NULL, 0, 0,
+     "FILE", FOR_TRAIN, "HellaSwag examples, as llm.c writes them"},
+    {"Data", "hellaswag-data", NULL, OPTION_TEXT, OPTION_AT(hellaswag_data), "", NULL, 0, 0,
+     "FILE", FOR_EVAL, "HellaSwag examples, as llm.c writes them; empty: none"},
+    {"Data", "shuffle", NULL, OPTION_SWITCH, OPTION_AT(shuffle), "on", NULL, 0, 0,
+     "on|off", FOR_TRAIN, "a new random order of the sequences in each epoch"},
+    {"Data", "overfit", "a", OPTION_SWITCH, OPTION_AT(overfit), "off", NULL, 0, 0,
+     "on|off", FOR_TRAIN, "train on one batch again and again, to see that learning works"},
+
+    {"Model", "model", "e", OPTION_TEXT, OPTION_AT(model), "d12", "gpt2_124M_bf16.bin", 0, 0,
+     "MODEL", FOR_TRAIN, "d12, gpt2:d12, gpt3:c768, layers=4,heads=4,channels=128,context=256[,vocab=N], a .bin file or a checkpoint"},
+    {"Model", "model", "e", OPTION_TEXT, OPTION_AT(model), "", NULL, 0, 0,
+     "MODEL", FOR_GENERATE | FOR_EVAL, "the trained model: a .bin file, a checkpoint, or the output folder of a run"},
+    {"Model", "vocab-size", NULL, OPTION_INT, OPTION_AT(vocab_size), "0", NULL, 0, 1 << 24,
+     "N", FOR_TRAIN, "number of tokens of a new model; 0 = as in the tokenizer, else 50257"},
+
+    {"Length and batch", "steps", "x", OPTION_INT64, OPTION_AT(steps), "-1", NULL, -1, STEPS_MAX,
+     "N", FOR_TRAIN, "optimizer steps; -1 = one epoch"},
+    {"Length and batch", "max-time", NULL, OPTION_DURATION, OPTION_AT(max_time), "0", NULL, 0, 1e9,
+     "TIME", FOR_TRAIN, "stop and save after this time (90s, 10m, 2h); 0 = no limit"},
+    {"Length and batch", "batch", "b", OPTION_INT, OPTION_AT(batch), "4", NULL, 1, 65536,
+     "N", FOR_TRAIN | FOR_EVAL, "sequences that go through the model at once"},
+    {"Length and batch", "seq-len", "t", OPTION_INT, OPTION_AT(seq_len), "0", "1024", 0, 1 << 20,
+     "N", FOR_TRAIN | FOR_EVAL, "tokens in a sequence; 0 = the model's context"},
+    {"Length and batch", "total-batch", "d", OPTION_INT64, OPTION_AT(total_batch), "0", NULL, 0, 1099511627776,
+     "N", FOR_TRAIN, "tokens in an optimizer step, a multiple of seq-len; 0 = batch x seq-len"},
+
+    {"Optimizer", "optimizer", NULL, OPTION_CHOICE, OPTION_AT(optimizer), "adamw", NULL, 0, 0,
+     "adamw", FOR_TRAIN, "how gradients become updates"},
+    {"Optimizer", "lr", "l", OPTION_REAL, OPTION_AT(lr), "6e-4", "3e-4", 0, 100,
+     "X", FOR_TRAIN, "highest learning rate"},
+    {"Optimizer", "schedule", "k", OPTION_CHOICE, OPTION_AT(schedule), "cosine", NULL, 0, 0,
+     "cosine|linear|constant|wsd", FOR_TRAIN, "course of the learning rate after the warm-up"},
+    {"Optimizer", "warmup", "u", OPTION_INT64, OPTION_AT(warmup), "-1", "0", -1, STEPS_MAX,
+     "N", FOR_TRAIN, "steps in which the learning rate rises; -1 = a twentieth of all steps, at most 700"},
+    {"Optimizer", "final-lr-frac", "q", OPTION_REAL, OPTION_AT(final_lr_frac), "0.1", "1", 0, 1,
+     "X", FOR_TRAIN, "learning rate at the end, as a share of the highest"},
+    {"Optimizer", "weight-decay", "c", OPTION_REAL, OPTION_AT(weight_decay), "0.1", "0", 0, 100,
+     "X", FOR_TRAIN, "decay of matrices and token embeddings"},
+    {"Optimizer", "beta1", NULL, OPTION_REAL, OPTION_AT(beta1), "0.9", NULL, 0, 0.999999,
+     "X", FOR_TRAIN, "memory of the mean of gradients"},
+    {"Optimizer", "beta2", NULL, OPTION_REAL, OPTION_AT(beta2), "0.95", NULL, 0, 0.9999999,
+     "X", FOR_TRAIN, "memory of the mean of squared gradients"},
+    {"Optimizer", "eps", NULL, OPTION_REAL, OPTION_AT(eps), "1e-8", NULL, 1e-30, 1,
+     "X", FOR_TRAIN, "added to the root of the squared gradients"},
+    {"Optimizer", "clip", NULL, OPTION_REAL, OPTION_AT(clip), "1", NULL, 0, 1e9,
+     "X", FOR_TRAIN, "gradients are scaled down to this norm; 0 = never"},
+    {"Optimizer", "skip-loss-z", "sl", OPTION_REAL, OPTION_AT(skip_loss_z), "0", NULL, 0, 1e9,
+     "X", FOR_TRAIN, "skip an update whose loss is this many deviations above the last 128; 0 = never"},
+    {"Optimizer", "skip-norm-z", "sg", OPTION_REAL, OPTION_AT(skip_norm_z), "0", NULL, 0, 1e9,
+     "X", FOR_TRAIN, "the same for the norm of the gradients; 0 = never"},
+    {"Optimizer", "master-weights", "w", OPTION_SWITCH, OPTION_AT(master_weights), "on", NULL, 0, 0,
+     "on|off", FOR_TRAIN, "keep fp32 weights beside those of a bf16 build"},
+
+    {"Evaluation", "val-every", "v", OPTION_INT64, OPTION_AT(val_every), "100", "20", 0, STEPS_MAX,
+     "N", FOR_TRAIN, "steps between validation losses; 0 = never"},
+    {"Evaluation", "val-batches", "m", OPTION_INT, OPTION_AT(val_batches), "20", NULL, -1, INT_MAX,
+     "N", FOR_TRAIN, "batches in a validation loss; -1 = all"},
+    {"Evaluation", "val-batches", "m", OPTION_INT, OPTION_AT(val_batches), "-1", NULL, -1, INT_MAX,
+     "N", FOR_EVAL, "batches in the validation loss; -1 = all"},
+    {"Evaluation", "sample-every", "s", OPTION_INT64, OPTION_AT(sample_every), "100", "20", 0, STEPS_MAX,
+     "N", FOR_TRAIN, "steps between sampled texts; 0 = never"},
+    {"Evaluation", "sample-tokens", "g", OPTION_INT, OPTION_AT(sample_tokens), "64", NULL, 1, 1 << 20,
+     "N", FOR_TRAIN, "tokens in a sampled text"},
+    {"Evaluation", "hellaswag", "h", OPTION_SWITCH, OPTION_AT(hellaswag), "off", NULL, 0, 0,
+     "on|off", FOR_TRAIN, "HellaSwag score at every validation loss"},
+
+    {"Text", "prompt", "p", OPTION_TEXT, OPTION_AT(prompt), "", NULL, 0, 0,
+     "TEXT", FOR_GENERATE, "the text to continue; empty: start a new text"},
+    {"Text", "tokens", "g", OPTION_INT, OPTION_AT(tokens), "256", NULL, 1, 1 << 24,
+     "N", FOR_GENERATE, "tokens to add"},
+    {"Text", "temperature", NULL, OPTION_REAL, OPTION_AT(temperature), "1", NULL, 0, 1000,
+     "X", FOR_GENERATE, "below 1 likely tokens become likelier; 0 = always the likeliest"},
+    {"Text", "top-k", NULL, OPTION_INT, OPTION_AT(top_k), "0", NULL, 0, 1 << 24,
+     "N", FOR_GENERATE, "draw from the k likeliest tokens; 0 = from all"},
+    {"Text", "top-p", NULL, OPTION_REAL, OPTION_AT(top_p), "1", NULL, 0, 1,
+     "X", FOR_GENERATE, "draw from the likeliest tokens that make up this probability; 1 = from all"},
+    {"Text", "samples", NULL, OPTION_INT, OPTION_AT(samples), "1", NULL, 1, 1 << 20,
+     "N", FOR_GENERATE, "number of texts"},
+    {"Text", "kv-cache", NULL, OPTION_SWITCH, OPTION_AT(kv_cache), "on", NULL, 0, 0,
+     "on|off", FOR_GENERATE, "keep keys and values of earlier tokens instead of computing them again"},
+    {"Text", "stop-at-eot", NULL, OPTION_SWITCH, OPTION_AT(stop_at_eot), "on", NULL, 0, 0,
+     "on|off", FOR_GENERATE, "end a text where the model ends it"},
+
+    {"Conversion", "from", NULL, OPTION_TEXT, OPTION_AT(from), "", NULL, 0, 0,
+     "PATH", FOR_CONVERT, "the model to read: a .bin file, a .safetensors file or a checkpoint"},
+    {"Conversion", "to", NULL, OPTION_TEXT, OPTION_AT(to), "", NULL, 0, 0,
+     "PATH", FOR_CONVERT, "the file to write"},
+    {"Conversion", "format", NULL, OPTION_CHOICE, OPTION_AT(convert_format), "auto", NULL, 0, 0,
+     "auto|fp32|bf16|safetensors", FOR_CONVERT, "llm.c's .bin with fp32 or bf16 weights, or safetensors; auto goes by the name"},
+
+    {"Output", "output", "o", OPTION_TEXT, OPTION_AT(output), "", NULL, 0, 0,
+     "FOLDER", FOR_TRAIN, "folder for logs and checkpoints, made if need be; empty: write nothing"},
+    {"Output", "checkpoint-every", "n", OPTION_INT64, OPTION_AT(checkpoint_every), "0", NULL, 0, STEPS_MAX,
+     "N", FOR_TRAIN, "steps between checkpoints; 0 = go by time, and at the end"},
+    {"Output", "checkpoint-minutes", NULL, OPTION_REAL, OPTION_AT(checkpoint_minutes), "30", "0", 0, 1e7,
+     "X", FOR_TRAIN, "minutes between checkpoints; 0 = go by steps, and at the end"},
+    {"Output", "keep", "nk", OPTION_INT, OPTION_AT(keep), "3", "0", 0, INT_MAX,
+     "N", FOR_TRAIN, "newest checkpoints to keep; 0 = all"},
+    {"Output", "major-every", "nm", OPTION_INT64, OPTION_AT(major_every), "0", NULL, 0, STEPS_MAX,
+     "N", FOR_TRAIN, "checkpoints of every so many steps are never deleted; 0 = none"},
+    {"Output", "resume", "y", OPTION_SWITCH, OPTION_AT(resume), "off", NULL, 0, 0,
+     "on|off", FOR_TRAIN, "go on from the newest checkpoint in the output folder"},
+    {"Output", "log-every", NULL, OPTION_INT64, OPTION_AT(log_every), "1", NULL, 0, STEPS_MAX,
+     "N", FOR_TRAIN, "steps between printed lines; 0 = none (files hold every step)"},
+    {"Output", "progress", NULL, OPTION_CHOICE, OPTION_AT(progress), "auto", NULL, 0, 0,
+     "auto|on|off", FOR_TRAIN | FOR_TOKENIZE, "progress bar; auto = on a terminal"},
+
+    {"Machine", "seed", NULL, OPTION_INT64, OPTION_AT(seed), "42", NULL, 0, 9.2e18,
+     "N", FOR_TRAIN | FOR_GENERATE | FOR_SELFCHECK, "of all random numbers: the same seed gives the same result"},
+    {"Machine", "threads", NULL, OPTION_INT, OPTION_AT(threads), "0", NULL, 0, 4096,
+     "N", FOR_ALL, "CPU threads; 0 = one a core"},
+    {"Machine", "gemm", NULL, OPTION_CHOICE, OPTION_AT(gemm), "auto", NULL, 0, 0,
+     "auto|onednn|openblas|own", FOR_TRAIN | FOR_GENERATE | FOR_EVAL | FOR_SELFCHECK, "CPU library for matrix products; auto = the first that is there"},
+    {"Machine", "recompute", "r", OPTION_INT, OPTION_AT(recompute), "1", NULL, 0, 3,
+     "N", FOR_TRAIN, "compute again instead of storing: 0 nothing, 1 GELU, 2 also layernorm, 3 whole blocks"},
+    {"Machine", "tf32", "f", OPTION_SWITCH, OPTION_AT(tf32), "on", NULL, 0, 0,
+     "on|off", FOR_TRAIN | FOR_GENERATE | FOR_EVAL, "fp32 build on a GPU: matrix products in TF32"},
+    {"Machine", "gelu-fusion", "ge", OPTION_INT, OPTION_AT(gelu_fusion), "0", NULL, 0, 2,
+     "N", FOR_TRAIN, "GPU: GELU inside the matrix product: 0 no, 1 forward, 2 also backward"},
+    {"Machine", "config", NULL, OPTION_TEXT, OPTION_AT(config), "", NULL, 0, 0,
+     "FILE", FOR_ALL, "read options from a file of lines \"name = value\"; those on the command line win"},
+};
+
+#define OPTION_ROWS COUNT_OF(option_table)
+static_assert(OPTION_ROWS <= OPTION_ROWS_MAX, "raise OPTION_ROWS_MAX");
+
+// llm.c's letters for what this build does not offer. The neutral values pass without a word, others are refused with the reason.
+typedef struct {
+    const char* letter;
+    const char* neutral; // "|0|1|"
+    const char* reason;
+} ForeignOption;
+
+static const ForeignOption foreign_options[] = {
+    {"z", "|0|", "sharding over processes is not in this build, one process holds the whole state; give -z 0 or leave -z out"},
+    {"pn", "|1|", "training over several processes is not in this build; give -pn 1 or leave -pn out, and start without mpirun"},
+    {"pr", "|0|", "training over several processes is not in this build; give -pr 0 or leave -pr out"},
+    {"pg", "|1|8|", "training over several GPUs is not in this build; leave -pg out"},
+    {"pi", "|mpi|", "training over several processes is not in this build; leave -pi out"},
+    {"ps", "||-1|", "training over several processes is not in this build; leave -ps out"},
+    {"pf", "||/tmp|", "training over several processes is not in this build; leave -pf out"},
+    {"lg", "|-1|0|", "GPU clocks and temperatures are not logged by this build; give -lg -1 or leave -lg out"},
+};
