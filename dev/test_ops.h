@@ -16,6 +16,7 @@
 #include "../optim/schedule.h"
 #include "reference.h"
 #include "test.h"
+#include "test_team.h"
 
 #ifdef FLOATX_BF16
 #define OPS_TOLERANCE 4e-3
@@ -129,8 +130,6 @@ static double* ops_download(const OpsTensor* tensor, const char* label) {
     return values;
 }
 
-static double ops_largest_error; // of the row, as a share of its tolerance: printed with OPS_VERBOSE
-
 // Norm of the difference against the norm of the wanted values, and no single value far off.
 static void ops_compare(const char* label, const double* got, const double* want, size_t n, double tolerance) {
     double difference = 0.0, norm = 0.0, worst = 0.0;
@@ -142,7 +141,6 @@ static void ops_compare(const char* label, const double* got, const double* want
     for (size_t i = 0; i < n; i++) { worst = fmax(worst, fabs(got[i] - want[i]) / (fabs(want[i]) + rms + 1e-30)); }
     CHECK(relative <= tolerance, "%s: relative error %.3g over %zu values, tolerance %.3g", label, relative, n, tolerance);
     CHECK(worst <= 8.0 * tolerance, "%s: one of %zu values is off by %.3g, tolerance %.3g", label, n, worst, 8.0 * tolerance);
-    if (relative / tolerance > ops_largest_error) { ops_largest_error = relative / tolerance; }
 #ifdef OPS_VERBOSE
     printf("      %-44s relative %.2e  worst %.2e  tolerance %.1e\n", label, relative, worst, tolerance);
 #endif
@@ -834,22 +832,37 @@ static void ops_reference_differences(void) {
     free(g);
 }
 
+// On the emulated GPU once for each team size and order of threads, elsewhere once.
+static void ops_matmul_forward_each(void) { emulation_each(ops_matmul_forward); }
+static void ops_matmul_backward_each(void) { emulation_each(ops_matmul_backward); }
+static void ops_matmul_gelu_backward_each(void) { emulation_each(ops_matmul_gelu_backward); }
+static void ops_gelu_each(void) { emulation_each(ops_gelu); }
+static void ops_gelu_extremes_each(void) { emulation_each(ops_gelu_extremes); }
+static void ops_layernorm_forward_each(void) { emulation_each(ops_layernorm_forward); }
+static void ops_layernorm_backward_each(void) { emulation_each(ops_layernorm_backward); }
+static void ops_layernorm_extremes_each(void) { emulation_each(ops_layernorm_extremes); }
+static void ops_embedding_each(void) { emulation_each(ops_embedding); }
+static void ops_classifier_each(void) { emulation_each(ops_classifier); }
+static void ops_classifier_non_finite_each(void) { emulation_each(ops_classifier_non_finite); }
+static void ops_square_sum_each(void) { emulation_each(ops_square_sum); }
+static void ops_adamw_each(void) { emulation_each(ops_adamw); }
+
 static const TestRow ops_tests[] = {
     {"reference: gradients equal finite differences", ops_reference_differences},
-    {"ops: matmul forward, with bias, with GELU", ops_matmul_forward},
-    {"ops: matmul backward to input, weight and bias", ops_matmul_backward},
-    {"ops: matmul backward through a GELU", ops_matmul_gelu_backward},
-    {"ops: gelu forward and backward", ops_gelu},
-    {"ops: gelu far out and NaN", ops_gelu_extremes},
-    {"ops: layernorm forward, with residual", ops_layernorm_forward},
-    {"ops: layernorm backward", ops_layernorm_backward},
-    {"ops: layernorm of a large mean, a constant row, a NaN", ops_layernorm_extremes},
-    {"ops: embedding forward and backward", ops_embedding},
-    {"ops: classifier loss and gradient", ops_classifier},
-    {"ops: classifier shows NaN and infinity", ops_classifier_non_finite},
-    {"ops: square sum", ops_square_sum},
+    {"ops: matmul forward, with bias, with GELU", ops_matmul_forward_each},
+    {"ops: matmul backward to input, weight and bias", ops_matmul_backward_each},
+    {"ops: matmul backward through a GELU", ops_matmul_gelu_backward_each},
+    {"ops: gelu forward and backward", ops_gelu_each},
+    {"ops: gelu far out and NaN", ops_gelu_extremes_each},
+    {"ops: layernorm forward, with residual", ops_layernorm_forward_each},
+    {"ops: layernorm backward", ops_layernorm_backward_each},
+    {"ops: layernorm of a large mean, a constant row, a NaN", ops_layernorm_extremes_each},
+    {"ops: embedding forward and backward", ops_embedding_each},
+    {"ops: classifier loss and gradient", ops_classifier_each},
+    {"ops: classifier shows NaN and infinity", ops_classifier_non_finite_each},
+    {"ops: square sum", ops_square_sum_each},
     {"ops: same bits for any number of threads", ops_same_bits},
-    {"ops: AdamW against the reference", ops_adamw},
+    {"ops: AdamW against the reference", ops_adamw_each},
     {"ops: learning-rate schedules", ops_schedules},
     {"ops: philox known answers", ops_philox},
     {"ops: rounding to bf16, nearest and stochastic", ops_bf16_rounding},
