@@ -5,6 +5,7 @@
 #include "../trainer/run_lock.h"
 #include "../trainer/run_stop.h"
 #include "test.h"
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 // ---- helpers
@@ -93,7 +94,8 @@ static Options test_options, test_options_back;
 // ---- the table
 
 static void test_option_table(void) {
-    static const size_t sizes[] = {sizeof(int), sizeof(int64_t), sizeof(double), sizeof(bool), OPTION_TEXT_SIZE, sizeof(int), sizeof(double), sizeof(OptionList)};
+    static const size_t sizes[] = {sizeof(int),      sizeof(int64_t), sizeof(double), sizeof(bool),
+                                   OPTION_TEXT_SIZE, sizeof(int),     sizeof(double), sizeof(OptionList)};
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &option_table[i];
         CHECK(row->size == sizes[row->type], "--%s: the field has %zu bytes, its type %zu", row->name, row->size, sizes[row->type]);
@@ -149,8 +151,11 @@ static void check_option_round_trip(const Options* options, const char* what) {
         if (!option_serves(row, options->command) || strcmp(row->name, "config") == 0) { continue; }
         const void *a = option_place_of(options, row), *b = option_place_of(&test_options_back, row);
         bool text_like = row->type == OPTION_TEXT;
-        CHECK(text_like ? strcmp((const char*)a, (const char*)b) == 0 : memcmp(a, b, row->size) == 0, "--%s differs after %s", row->name, what);
-        if (option_given(&test_options_back, row->name)) { CHECK(option_given(options, row->name), "--%s counts as set after %s", row->name, what); }
+        CHECK(text_like ? strcmp((const char*)a, (const char*)b) == 0 : memcmp(a, b, row->size) == 0, "--%s differs after %s", row->name,
+              what);
+        if (option_given(&test_options_back, row->name)) {
+            CHECK(option_given(options, row->name), "--%s counts as set after %s", row->name, what);
+        }
     }
     free(text);
 }
@@ -220,7 +225,23 @@ static void test_option_round_trips(void) {
 }
 
 static void test_option_mistakes(void) {
-    static const char* const wrong[] = {"abc", "", "1x", "1 ", " 1", "nan", "inf", "-inf", "0x10", "1e400", "1e", "--5", "5.5.5", "99999999999999999999999", "-99999999999999999999", "9G9", "K"};
+    static const char* const wrong[] = {"abc",
+                                        "",
+                                        "1x",
+                                        "1 ",
+                                        " 1",
+                                        "nan",
+                                        "inf",
+                                        "-inf",
+                                        "0x10",
+                                        "1e400",
+                                        "1e",
+                                        "--5",
+                                        "5.5.5",
+                                        "99999999999999999999999",
+                                        "-99999999999999999999",
+                                        "9G9",
+                                        "K"};
     char program[] = "train_gpt", word[32], value[160];
     Error error;
     int rows = 0;
@@ -255,19 +276,21 @@ static void test_option_mistakes(void) {
 static void test_option_spellings(void) {
     Error error;
     Options* o = &test_options;
-    CHECK_OK(options_parse_line(o, "-b 8 --total-batch=512K -x -1 --shard 1", &error) || strstr(error.text, "shard"), error);
     CHECK_OK(options_parse_line(o, "-b=8 --total-batch=512K -x -1 -y 1 --shuffle off --max-time 90m --lr .5e-3 --overfit", &error), error);
     CHECK(o->batch == 8 && o->total_batch == 524288 && o->steps == -1 && o->resume && !o->shuffle && o->overfit, "values");
     CHECK(o->max_time == 5400.0 && o->lr == 0.0005, "found %g %g", o->max_time, o->lr);
     CHECK_OK(options_parse_line(o, "-d 1M -sl 7.0 -ge 1 -k wsd --resume --keep 2", &error), error);
-    CHECK(o->total_batch == 1048576 && o->skip_loss_z == 7.0 && o->gelu_fusion == 1 && o->schedule == 3 && o->resume && o->keep == 2, "values");
+    CHECK(o->total_batch == 1048576 && o->skip_loss_z == 7.0 && o->gelu_fusion == 1 && o->schedule == 3 && o->resume && o->keep == 2,
+          "values");
     char word[32];
     option_choice(o, "schedule", word, sizeof(word));
     CHECK(strcmp(word, "wsd") == 0, "found %s", word);
-    CHECK_OK(options_parse_line(o, "tokenize a.txt --output p b.txt --input c.txt --max-tim 1", &error) || strstr(error.text, "max-tim"), error);
     CHECK_OK(options_parse_line(o, "tokenize a.txt --output p b.txt --input c.txt", &error), error);
     const char* item = option_list_first(&o->input);
     CHECK(o->input.count == 3 && strcmp(item, "a.txt") == 0 && strcmp(option_list_next(&o->input, item), "b.txt") == 0, "positional files");
+    const char** items = option_list_array(&o->input);
+    CHECK(strcmp(items[2], "c.txt") == 0 && !items[3], "the list as an array");
+    free(items);
     CHECK_OK(options_parse_line(o, "generate -e m.bin --prompt=-x- --top-k 2K", &error), error);
     CHECK(strcmp(o->prompt, "-x-") == 0 && o->top_k == 2048, "values");
     CHECK_OK(options_check(o, &error), error);
@@ -308,11 +331,12 @@ static void test_option_combinations(void) {
         {"tokenize a -o b --format text --json-field t", "jsonl"},
         {"generate", "--model"},
         {"eval", "--model"},
-        {"eval -e m --val-data=", "nothing to measure"},
+        {"eval -e m", "nothing to measure"},
         {"convert --from a", "--to"},
         {"convert --from a --to a", "same"},
     };
-    static const char* const good[] = {"", "-o x -n 5 -nm 10 -y 1", "tokenize a -o b", "eval -e m", "convert --from a --to b", "selfcheck", "generate -e m", "-u 5 -x 5"};
+    static const char* const good[] = {"",          "-o x -n 5 -nm 10 -y 1", "tokenize a -o b", "eval -e m -j v", "convert --from a --to b",
+                                       "selfcheck", "generate -e m",         "-u 5 -x 5"};
     Error error;
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         CHECK_OK(options_parse_line(&test_options, rows[i][0], &error), error);
@@ -365,7 +389,8 @@ static void test_option_config(void) {
 
     CHECK_OK(options_save(&test_options, path, &error), error);
     snprintf(line, sizeof(line), "--config %s", path);
-    CHECK(options_parse_line(&test_options_back, line, &error) && test_options_back.batch == 8 && !test_options_back.resume, "%s", error.text);
+    CHECK(options_parse_line(&test_options_back, line, &error) && test_options_back.batch == 8 && !test_options_back.resume, "%s",
+          error.text);
     options_resume_command(&test_options, "a b/run.cfg", line, sizeof(line));
     CHECK(strcmp(line, "train_gpt --config 'a b/run.cfg' --resume on") == 0, "found %s", line);
 
@@ -398,7 +423,9 @@ static void test_option_config(void) {
 
 // Random words and files neither crash nor leave an empty message.
 static void test_option_fuzz(void) {
-    static const char* const parts[] = {"-", "--", "b", "batch", "=", " ", "4", "-1", "K", "lr", "resume", "on", "0.5", "e", "9999999999", "tokenize", "generate", "'", "i", "\xff", "config", "train-data", "max-time", "h", "."};
+    static const char* const parts[] = {"-",  "--",     "b",      "batch",      "=",        " ",          "4",        "-1",       "K",
+                                        "lr", "resume", "on",     "0.5",        "e",        "9999999999", "tokenize", "generate", "'",
+                                        "i",  "\xff",   "config", "train-data", "max-time", "h",          "."};
     uint32_t state = 12345;
     char line[400];
     Error error;
@@ -466,8 +493,13 @@ static void check_log_events(const char* folder, int64_t steps) {
     for (int64_t step = 0; step <= steps; step++) {
         for (int event = LOG_TRAIN; event <= LOG_CHECKPOINT; event++) {
             snprintf(part, sizeof(part), "{\"step\":%" PRId64 ",\"event\":\"%s\"", step, log_event_names[event]);
-            int expected = event == LOG_TRAIN ? step < steps : event == LOG_VAL ? step % 2 == 0 : event == LOG_EVAL ? step % 4 == 0 : event == LOG_CHECKPOINT ? step % 4 == 0 && step > 0 : 0;
-            CHECK(text_occurrences(text, part) == expected, "%s stands %d times, expected %d", part, text_occurrences(text, part), expected);
+            int expected = event == LOG_TRAIN        ? step < steps
+                           : event == LOG_VAL        ? step % 2 == 0
+                           : event == LOG_EVAL       ? step % 4 == 0
+                           : event == LOG_CHECKPOINT ? step % 4 == 0 && step > 0
+                                                     : 0;
+            CHECK(text_occurrences(text, part) == expected, "%s stands %d times, expected %d", part, text_occurrences(text, part),
+                  expected);
         }
     }
 }
@@ -497,14 +529,16 @@ static void test_log_resume(void) {
     CHECK(strstr(text, "\ns:0 trl:4.1235 lr:0.000300 norm:1.23 "), "llm.c's line");
     CHECK(strstr(text, "\ns:0 eval:0.2500\n") && strstr(text, "\ns:0 tel:5.5000\n"), "llm.c's lines");
     CHECK(strstr(text, "\n# batch = 4\n") && strstr(text, "\n# gemm = own \"loops\"\n") && strstr(text, "\n# git = "), "the header");
-    CHECK(text_occurrences(text, "# train_gpt resumes at step 4\n") == 1 && !strstr(text, "resumes at step 8"), "headers after the cut go too");
+    CHECK(text_occurrences(text, "# train_gpt resumes at step 4\n") == 1 && !strstr(text, "resumes at step 8"),
+          "headers after the cut go too");
     CHECK_OK(log_open(&log, &test_options, -1, &note, 1, &error), error); // a new run keeps the old log
     log_close(&log);
     CHECK(!strstr(run_test_read(path), "trl:"), "a new log");
     snprintf(path, sizeof(path), "%s/main.log.old", folder);
     CHECK(strstr(run_test_read(path), "s:11 trl:"), "the old log");
     test_options.output[0] = 0;
-    CHECK_OK(log_open(&log, &test_options, -1, NULL, 0, &error) && log_val(&log, 0, 1, &error) && log_sample(&log, 0, "x", 1, &error), error);
+    CHECK_OK(log_open(&log, &test_options, -1, NULL, 0, &error) && log_val(&log, 0, 1, &error) && log_sample(&log, 0, "x", 1, &error),
+             error);
     log_close(&log);
     strcpy(test_options.output, "/nonexistent");
     CHECK_FAILS(log_open(&log, &test_options, -1, NULL, 0, &error), error, "/nonexistent/main.log");
@@ -536,10 +570,38 @@ static void test_log_json(void) {
     }
     CHECK(lines == 6, "found %d lines", lines);
     CHECK(strstr(text, "\"loss_z\":null") && strstr(text, "\"norm\":null") && strstr(text, "\"loss\":null"), "null where no number is");
-    CHECK(strstr(text, "\"loss\":4.123456,") && strstr(text, "\"batch\":4,") && strstr(text, "\"shuffle\":true") && strstr(text, "\"max-time\":0,"), "values");
-    CHECK(strstr(text, "\\u000a\\u0009\\u0001\\u0000 \\ufffd\\ufffd caf\xc3\xa9 \xf0\x9f\x98\x80 \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd \\ufffd\\ufffd\\ufffd\\ufffd\""), "the sample");
+    CHECK(strstr(text, "\"loss\":4.123456,") && strstr(text, "\"batch\":4,") && strstr(text, "\"shuffle\":true") &&
+              strstr(text, "\"max-time\":0,"),
+          "values");
+    CHECK(
+        strstr(
+            text,
+            "\\u000a\\u0009\\u0001\\u0000 \\ufffd\\ufffd caf\xc3\xa9 \xf0\x9f\x98\x80 \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd \\ufffd\\ufffd\\ufffd\\ufffd\""),
+        "the sample");
     const char* lr = strstr(text, "\"lr\":3.");
     CHECK(lr && strtod(lr + 5, NULL) == r.lr, "the learning rate comes back exactly");
+}
+
+// A full disk is reported by the event that no longer fits; here a limit on the size of files stands for it.
+static void test_log_full(void) {
+    char folder[200];
+    Error error;
+    Log log;
+    run_test_path(folder, sizeof(folder), "full");
+    CHECK_OK(folder_make(folder, &error) && options_parse_line(&test_options, "", &error), error);
+    snprintf(test_options.output, sizeof(test_options.output), "%s", folder);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit limit = {8192, 8192};
+        signal(SIGXFSZ, SIG_IGN);
+        bool good = log_open(&log, &test_options, -1, NULL, 0, &error) && setrlimit(RLIMIT_FSIZE, &limit) == 0;
+        for (int64_t step = 0; good && step < 1000; step++) { good = log_val(&log, step, 1, &error); }
+        _exit(!good && strstr(error.text, "writing the logs in") ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a log that cannot grow must be an error");
 }
 
 static void test_log_lines(void) {
@@ -547,7 +609,12 @@ static void test_log_lines(void) {
     StepRecord r = test_step_record(0);
     r.loss_z = 0.12f;
     step_line(&r, text, sizeof(text));
-    CHECK(strcmp(text, "step    1/100 | loss 4.123456 (+0.12z)| norm 1.2345 (+0.12z)| lr 3.00e-04 | 123.45 ms | 45.6% MFU | 12345 tok/s | ETA 12m03s") == 0, "found %s", text);
+    CHECK(
+        strcmp(
+            text,
+            "step    1/100 | loss 4.123456 (+0.12z)| norm 1.2345 (+0.12z)| lr 3.00e-04 | 123.45 ms | 45.6% MFU | 12345 tok/s | ETA 12m03s") ==
+            0,
+        "found %s", text);
     r.loss_z = NAN;
     r.mfu = -1;
     r.eta = -1;
@@ -559,7 +626,10 @@ static void test_log_lines(void) {
     CHECK(fabs(shown - 200) < 1e-9, "the first step does not count: found %g", shown);
     for (int i = 0; i < 500; i++) { shown = rate_add(&rate, 100, 1); }
     CHECK(fabs(shown - 100) < 1e-6, "found %g", shown);
-    static const struct { double seconds; const char* text; } times[] = {{0, "0s"}, {59.4, "59s"}, {723, "12m03s"}, {11040, "3h04m"}, {183600, "2d03h"}, {-1, "?"}, {NAN, "?"}, {INFINITY, "?"}};
+    static const struct {
+        double seconds;
+        const char* text;
+    } times[] = {{0, "0s"}, {59.4, "59s"}, {723, "12m03s"}, {11040, "3h04m"}, {183600, "2d03h"}, {-1, "?"}, {NAN, "?"}, {INFINITY, "?"}};
     for (size_t i = 0; i < COUNT_OF(times); i++) {
         duration_text(times[i].seconds, text, sizeof(text));
         CHECK(strcmp(text, times[i].text) == 0, "found %s, expected %s", text, times[i].text);
@@ -616,7 +686,10 @@ static void test_folder_and_space(void) {
     CHECK_OK(disk_space_check(test_folder(), 1, "one byte", &error), error);
     CHECK_FAILS(disk_space_check(test_folder(), UINT64_MAX, "3 checkpoints", &error), error, "are needed for 3 checkpoints");
     CHECK_FAILS(disk_space_check("/nonexistent", 1, "x", &error), error, "/nonexistent");
-    static const struct { uint64_t bytes; const char* text; } sizes[] = {{0, "0 bytes"}, {1023, "1023 bytes"}, {1536, "1.5 KiB"}, {1048575, "1.0 MiB"}, {UINT64_MAX, "16.0 EiB"}};
+    static const struct {
+        uint64_t bytes;
+        const char* text;
+    } sizes[] = {{0, "0 bytes"}, {1023, "1023 bytes"}, {1536, "1.5 KiB"}, {1048575, "1.0 MiB"}, {UINT64_MAX, "16.0 EiB"}};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         bytes_text(sizes[i].bytes, text, sizeof(text));
         CHECK(strcmp(text, sizes[i].text) == 0, "found %s, expected %s", text, sizes[i].text);
@@ -672,7 +745,8 @@ static void test_run_progress(void) {
     progress_clear(&progress);
     fclose(out);
     const char* printed = run_test_read(path);
-    CHECK(text_occurrences(printed, "\n") == 1 && strstr(printed, "100% 1000/1000 | loss ") && strstr(printed, "0s to go"), "found %s", printed);
+    CHECK(text_occurrences(printed, "\n") == 1 && strstr(printed, "100% 1000/1000 | loss ") && strstr(printed, "0s to go"), "found %s",
+          printed);
     char line[300];
     progress_line(line, sizeof(line), 0.5, 10, 10, "5/10", 60);
     CHECK(strlen(line) <= 59 && strstr(line, ">") && strstr(line, " 50% 5/10 | 10s, 10s to go"), "found %s", line);
@@ -716,6 +790,7 @@ static const TestRow options_tests[] = {
     {"options: random command lines and files do no harm", test_option_fuzz},
     {"log: resuming cuts what comes after, nothing stands twice", test_log_resume},
     {"log: JSON lines parse, text is escaped, NaN is null", test_log_json},
+    {"log: a full disk is an error", test_log_full},
     {"log: step line, speed, times", test_log_lines},
     {"run: a folder is held by one run, a killed run lets go", test_run_lock},
     {"run: folders are made, too small a disk is refused", test_folder_and_space},

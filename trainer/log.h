@@ -88,8 +88,10 @@ void step_line(const StepRecord* r, char* text, size_t size) {
     z_text(r->norm_z, norm_z, sizeof(norm_z));
     if (r->mfu >= 0) { snprintf(mfu, sizeof(mfu), "%.1f%%", 100.0 * r->mfu); }
     duration_text(r->eta, eta, sizeof(eta));
-    snprintf(text, size, "step %4" PRId64 "/%" PRId64 " | loss %7.6f (%s)| norm %6.4f (%s)| lr %.2e | %.2f ms | %s MFU | %.0f tok/s | ETA %s",
-             r->step + 1, r->steps, (double)r->loss, loss_z, (double)r->norm, norm_z, r->lr, r->milliseconds, mfu, r->tokens_per_second, eta);
+    int at = snprintf(text, size, "step %4" PRId64 "/%" PRId64 " | loss %7.6f (%s)| norm %6.4f (%s)| lr %.2e", r->step + 1, r->steps,
+                      (double)r->loss, loss_z, (double)r->norm, norm_z, r->lr);
+    if (at < 0 || (size_t)at >= size) { return; }
+    snprintf(text + at, size - (size_t)at, " | %.2f ms | %s MFU | %.0f tok/s | ETA %s", r->milliseconds, mfu, r->tokens_per_second, eta);
 }
 
 // ---- JSON
@@ -107,7 +109,7 @@ static size_t utf8_length(const unsigned char* p, size_t bytes) {
 }
 
 // In quotes; bytes that are not UTF-8 become U+FFFD.
-void json_string(FILE* out, const char* text, size_t bytes) {
+void json_put_string(FILE* out, const char* text, size_t bytes) {
     const unsigned char* p = (const unsigned char*)text;
     fputc('"', out);
     for (size_t i = 0; i < bytes;) {
@@ -142,7 +144,7 @@ static void json_field_float(FILE* out, const char* name, float value) {
 
 static void json_field_text(FILE* out, const char* name, const char* value) {
     fprintf(out, ",\"%s\":", name);
-    json_string(out, value, strlen(value));
+    json_put_string(out, value, strlen(value));
 }
 
 // "options":{...}: switches as true or false, numbers as numbers, times in seconds.
@@ -157,7 +159,7 @@ static void json_options(FILE* out, const Options* options) {
         fprintf(out, "%s\"%s\":", comma, row->name);
         comma = ",";
         if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE) {
-            json_string(out, value, strlen(value));
+            json_put_string(out, value, strlen(value));
         } else if (row->type == OPTION_SWITCH) {
             fputs(strcmp(value, "on") == 0 ? "true" : "false", out);
         } else {
@@ -192,6 +194,11 @@ static bool log_cut(const char* path, bool json, int64_t step, unsigned* kept, E
     FILE* file = fopen(path, "r+e");
     if (!file && errno == ENOENT) { return true; }
     if (!file) { return fail(error, "cannot open %s: %s", path, strerror(errno)); }
+    struct stat status;
+    if (fstat(fileno(file), &status) != 0 || !S_ISREG(status.st_mode)) {
+        fclose(file);
+        return fail(error, "%s is not a regular file", path);
+    }
     char* line = NULL;
     size_t room = 0;
     off_t good = 0;
@@ -336,7 +343,7 @@ bool log_eval(Log* log, int64_t step, int64_t correct, int64_t total, Error* err
 bool log_sample(Log* log, int64_t step, const char* text, size_t bytes, Error* error) {
     if (json_begin(log, LOG_SAMPLE, step)) {
         fprintf(log->json, ",\"text\":");
-        json_string(log->json, text, bytes);
+        json_put_string(log->json, text, bytes);
         fprintf(log->json, "}\n");
     }
     return log_end(log, error);

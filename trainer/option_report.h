@@ -43,7 +43,8 @@ static void help_row(FILE* out, const OptionRow* row) {
 // All options of a command under their headings; the program's overview before it unless the command was named.
 void options_help(FILE* out, Command command, bool command_named) {
     if (!command_named) {
-        fprintf(out, "train_gpt pretrains GPT-2 and GPT-3 models on a CPU or a GPU.\n\nusage: ./train_gpt [command] [--option value]...\n\ncommands:\n");
+        fprintf(out, "train_gpt pretrains GPT-2 and GPT-3 models on a CPU or a GPU.\n\n");
+        fprintf(out, "usage: ./train_gpt [command] [--option value]...\n\ncommands:\n");
         for (int i = 0; i < COMMAND_COUNT; i++) { fprintf(out, "  %-10s %s\n", command_table[i].name, command_table[i].help); }
         fprintf(out, "\n./train_gpt <command> --help shows the options of a command; those of train:\n");
     } else {
@@ -170,11 +171,14 @@ static bool train_check_output(const Options* o, Error* error) {
 static bool train_check(const Options* o, Error* error) {
     if (!train_check_batch(o, error) || !train_check_output(o, error)) { return false; }
     if (o->steps >= 0 && o->warmup > o->steps) {
-        return fail(error, "--warmup %" PRId64 " is longer than --steps %" PRId64 "; give a shorter one, or leave it out", o->warmup, o->steps);
+        return fail(error, "--warmup %" PRId64 " is longer than --steps %" PRId64 "; give a shorter one, or leave it out", o->warmup,
+                    o->steps);
     }
     if (!o->train_data[0]) { return fail(error, "--train-data is empty; give token shards (./train_gpt tokenize makes them)"); }
     if (!o->model[0]) { return fail(error, "--model is empty; give a size such as d12, a .bin file or a checkpoint"); }
-    if (o->val_batches == 0) { return fail(error, "--val-batches 0 measures nothing; give -1 for all, or --val-every 0 for no validation"); }
+    if (o->val_batches == 0) {
+        return fail(error, "--val-batches 0 measures nothing; give -1 for all, or --val-every 0 for no validation");
+    }
     if (o->hellaswag && !o->hellaswag_data[0]) { return fail(error, "--hellaswag on needs --hellaswag-data FILE"); }
     return true;
 }
@@ -193,12 +197,17 @@ static bool tokenize_check(const Options* o, Error* error) {
 
 static bool eval_check(const Options* o, Error* error) {
     if (!o->model[0]) { return fail(error, "--model is missing: give a .bin file, a checkpoint, or the output folder of a run"); }
-    if (!o->val_data[0] && !o->hellaswag_data[0]) { return fail(error, "nothing to measure; give --val-data FILES or --hellaswag-data FILE"); }
+    if (!o->val_data[0] && !o->hellaswag_data[0]) {
+        return fail(error, "nothing to measure; give --val-data FILES or --hellaswag-data FILE");
+    }
     return o->val_batches != 0 || fail(error, "--val-batches 0 measures nothing; give -1 for all");
 }
 
 static bool convert_check(const Options* o, Error* error) {
-    if (!o->from[0] || !o->to[0]) { return fail(error, "--%s is missing; e.g. ./train_gpt convert --from model.bin --to model.safetensors", o->from[0] ? "to" : "from"); }
+    if (!o->from[0] || !o->to[0]) {
+        return fail(error, "--%s is missing; e.g. ./train_gpt convert --from model.bin --to model.safetensors",
+                    o->from[0] ? "to" : "from");
+    }
     return strcmp(o->from, o->to) != 0 || fail(error, "--from and --to are the same file %.200s", o->from);
 }
 

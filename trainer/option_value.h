@@ -15,6 +15,15 @@ const char* option_list_next(const OptionList* list, const char* item) {
     return next < list->text + list->used ? next : NULL;
 }
 
+// All items as an array, to be freed by the caller; they point into the list.
+const char** option_list_array(const OptionList* list) {
+    const char** items = (const char**)need(malloc((list->count + 1) * sizeof(char*)));
+    size_t count = 0;
+    for (const char* item = option_list_first(list); item; item = option_list_next(list, item)) { items[count++] = item; }
+    items[count] = NULL;
+    return items;
+}
+
 // ---- rows
 
 static void* option_place(Options* options, const OptionRow* row) { return (char*)options + row->offset; }

@@ -117,7 +117,8 @@ static bool looks_like_value(const char* argument) {
 }
 
 // The value of the option at argv[*at]: behind '=', or the next argument, which is then taken.
-static bool option_argument(const OptionRow* row, const OptionWord* word, int argc, char** argv, int* at, const char** value, Error* error) {
+static bool option_argument(const OptionRow* row, const OptionWord* word, int argc, char** argv, int* at, const char** value,
+                            Error* error) {
     const char* next = *at + 1 < argc ? argv[*at + 1] : NULL;
     *value = word->value;
     if (*value) { return true; }
@@ -132,8 +133,8 @@ static bool option_argument(const OptionRow* row, const OptionWord* word, int ar
     }
     if (!next) { return fail(error, "%s: a value is missing after it%s%s", argv[*at], row ? "; it takes " : "", row ? row->form : ""); }
     if (!looks_like_value(next)) {
-        return fail(error, "%s: a value is missing, the option %.60s follows; a value that begins with - is written %s=%.60s", argv[*at], next,
-                    argv[*at], next);
+        return fail(error, "%s: a value is missing, the option %.60s follows; a value that begins with - is written %s=%.60s", argv[*at],
+                    next, argv[*at], next);
     }
     *value = next;
     (*at)++;
@@ -145,7 +146,8 @@ static bool option_assign(Options* options, const OptionRow* row, const char* ar
     uint8_t* source = &options->source[row - option_table];
     char expected[320];
     if (*source == OPTION_FROM_COMMAND_LINE && row->type != OPTION_LIST) {
-        return fail(error, "--%s is given twice; keep one (values that the command line may override belong in a --config FILE)", row->name);
+        return fail(error, "--%s is given twice; keep one (values that the command line may override belong in a --config FILE)",
+                    row->name);
     }
     *source = OPTION_FROM_COMMAND_LINE;
     if (option_set(options, row, value)) { return true; }
@@ -267,7 +269,8 @@ bool options_parse(Options* options, int argc, char** argv, Error* error) {
     }
     options_defaults(options, command);
     options->command_named = named;
-    snprintf(options->program, sizeof(options->program), "%s", argc > 0 && strlen(argv[0]) < sizeof(options->program) ? argv[0] : "./train_gpt");
+    snprintf(options->program, sizeof(options->program), "%s",
+             argc > 0 && strlen(argv[0]) < sizeof(options->program) ? argv[0] : "./train_gpt");
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "--version") == 0) {
             options->action = strcmp(argv[i], "--help") == 0 ? OPTIONS_HELP : OPTIONS_VERSION;

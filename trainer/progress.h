@@ -83,7 +83,8 @@ void progress_draw(Progress* progress, double done, double total, const char* te
 void progress_step(Progress* progress, const StepRecord* r) {
     char text[160];
     if (!progress->out) { return; }
-    snprintf(text, sizeof(text), "%" PRId64 "/%" PRId64 " | loss %.4f | %.0f tok/s", r->step + 1, r->steps, (double)r->loss, r->tokens_per_second);
+    snprintf(text, sizeof(text), "%" PRId64 "/%" PRId64 " | loss %.4f | %.0f tok/s", r->step + 1, r->steps, (double)r->loss,
+             r->tokens_per_second);
     progress_draw(progress, (double)(r->step + 1), (double)r->steps, text);
 }
 
@@ -132,7 +133,8 @@ bool terminal_is_utf8(void) {
 }
 
 // Means of the losses in each of `columns` equal ranges of steps; gaps are bridged by straight lines. Returns the number of points.
-static size_t curve_columns(double* column, int columns, const float* steps, const float* losses, size_t count, double* first, double* last) {
+static size_t curve_columns(double* column, int columns, const float* steps, const float* losses, size_t count, double* first,
+                            double* last) {
     double weight[2 * CURVE_WIDTH] = {0};
     size_t points = 0;
     *first = INFINITY;
