@@ -355,6 +355,13 @@ template <class T> static inline T __shfl_up_sync(unsigned mask, T value, unsign
     return warp_read(mask, value, lane >= (int)distance ? lane - (int)distance : lane);
 }
 
+// 16 bytes, accessed at once; the sanitizer checks the alignment that a GPU insists on.
+struct __attribute__((aligned(16), may_alias)) uint4 {
+    unsigned x, y, z, w;
+};
+
+static inline void __stwb(uint4* to, uint4 value) { *to = value; }
+
 // ---------------------------------------------------------------------------------------------------------------------------
 // Launches
 

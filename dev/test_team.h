@@ -5,6 +5,7 @@
 #pragma once
 #include "../kernels/device.cuh"
 #include "../kernels/layernorm.cuh"
+#include "../kernels/vector.cuh"
 #include "test.h"
 
 #ifdef CUDA_ON_CPU
@@ -354,6 +355,49 @@ static void team_test_layernorm_once(void) {
 
 static void team_test_layernorm(void) { emulation_each(team_test_layernorm_once); }
 
+// ---------------------------------------------------------------------------------------------------------------------------
+// Vector access: every alignment of the base and every ragged end, with guards on both sides
+
+// y = x + (place in the row); y may be x
+DEVICE void team_test_vec_row(Team t, size_t row, floatX* out, const floatX* inp, int n, int stride) {
+    const floatX* x = inp + row * (size_t)stride;
+    floatX* y = out + row * (size_t)stride;
+    TEAM_VEC_FOR(i, n) {
+        floatV v = load_vec(x + i, n - i);
+        VEC_FOR(k) { vec_set(&v, k, vec_get(v, k) + (float)(i + k)); }
+        store_vec(y + i, v, n - i);
+    }
+}
+
+static void team_test_vec_shape(int n, int stride, int shift) {
+    enum { ROWS = 3, GUARD = 8 };
+    size_t total = (size_t)(GUARD + shift + ROWS * stride + GUARD);
+    TeamTestTensor x = team_test_tensor(total, 1, 1.0), y = team_test_tensor(total, 2, 1.0);
+    double *e_x = team_test_zeros(total), *e_y = team_test_zeros(total);
+    for (size_t k = 0; k < (size_t)(ROWS * stride); k++) {
+        size_t place = (size_t)(GUARD + shift) + k, i = k % (size_t)stride;
+        if (i >= (size_t)n) { continue; } // between rows
+        e_y[place] = x.value[place] + (double)i - y.value[place];
+        e_x[place] = (double)i;
+    }
+    LAUNCH(ROWS, WARP_TEAM, team_test_vec_row, y.device + GUARD + shift, x.device + GUARD + shift, n, stride);
+    LAUNCH(ROWS, WARP_TEAM, team_test_vec_row, x.device + GUARD + shift, x.device + GUARD + shift, n, stride); // in place
+    team_test_compare("vectors", &y, e_y);
+    team_test_compare("vectors in place", &x, e_x);
+}
+
+static void team_test_vec_once(void) {
+    const int counts[] = {0, 1, 3, 7, 8, 9, 300};
+    for (size_t k = 0; k < COUNT_OF(counts); k++) {
+        for (int shift = 0; shift <= 8; shift += shift == 1 ? 3 : 1) { // 0, 1, 4, 5, .. 8
+            team_test_vec_shape(counts[k], counts[k] + 1, shift);
+            team_test_vec_shape(counts[k], (int)round_up((size_t)counts[k] + 1, 8), shift);
+        }
+    }
+}
+
+static void team_test_vec(void) { emulation_each(team_test_vec_once); }
+
 #ifdef CUDA_ON_CPU
 // ---------------------------------------------------------------------------------------------------------------------------
 // Planted bugs
@@ -583,6 +627,7 @@ static const TestRow team_tests[] = {
     {"team: arguments take the body's types", team_test_types},
     {"team: sums depend on the team's size alone", team_test_deterministic},
     {"team: more than 2^31 rows", team_test_many},
+    {"team: vectors at every alignment and ragged end", team_test_vec},
     {"team: layernorm against double precision", team_test_layernorm},
 #ifdef CUDA_ON_CPU
     {"emulation: a missing sync gives wrong values", team_test_missing_sync},
