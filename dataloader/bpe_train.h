@@ -102,14 +102,14 @@ typedef struct {
     TrainCandidate* heap; // the best pair first; entries whose count is out of date are put right when they surface
     size_t heap_count, heap_capacity;
     uint32_t stamp;
-} Trainer;
+} BpeTrainer;
 
 static bool train_better(const TrainCandidate* a, const TrainCandidate* b) {
     if (a->count != b->count) { return a->count > b->count; }
     return a->left != b->left ? a->left < b->left : a->right < b->right;
 }
 
-static void train_push(Trainer* trainer, uint32_t pair) {
+static void train_push(BpeTrainer* trainer, uint32_t pair) {
     const TrainPair* p = &trainer->pairs[pair];
     if (trainer->heap_count == trainer->heap_capacity) {
         trainer->heap_capacity = max_size(4096, 2 * trainer->heap_capacity);
@@ -123,7 +123,7 @@ static void train_push(Trainer* trainer, uint32_t pair) {
     trainer->heap[at] = entry;
 }
 
-static TrainCandidate train_pop(Trainer* trainer) {
+static TrainCandidate train_pop(BpeTrainer* trainer) {
     TrainCandidate top = trainer->heap[0], entry = trainer->heap[--trainer->heap_count];
     size_t at = 0, n = trainer->heap_count;
     for (size_t child = 1; child < n; child = 2 * at + 1) {
@@ -136,7 +136,7 @@ static TrainCandidate train_pop(Trainer* trainer) {
     return top;
 }
 
-static void train_grow_slots(Trainer* trainer) {
+static void train_grow_slots(BpeTrainer* trainer) {
     trainer->slot_mask = max_size(8191, 2 * trainer->slot_mask + 1);
     free(trainer->slots);
     trainer->slots = (uint32_t*)need(calloc(trainer->slot_mask + 1, sizeof(uint32_t)));
@@ -148,7 +148,7 @@ static void train_grow_slots(Trainer* trainer) {
 }
 
 // The index of a pair, made on first sight.
-static uint32_t train_pair(Trainer* trainer, uint32_t left, uint32_t right) {
+static uint32_t train_pair(BpeTrainer* trainer, uint32_t left, uint32_t right) {
     if (2 * (trainer->pair_count + 1) > trainer->slot_mask) { train_grow_slots(trainer); }
     size_t at = hash_mix(left, right) & trainer->slot_mask;
     for (; trainer->slots[at]; at = (at + 1) & trainer->slot_mask) {
@@ -176,7 +176,7 @@ static void train_pair_add_word(TrainPair* pair, uint32_t word) {
 
 // Adds the pairs of a word (or takes them away). Pairs with `token` in them are new here: they learn of the word, and are listed
 // in `touched` once per merge, because only their counts can have grown.
-static void train_count_word(Trainer* trainer, uint32_t word, bool add, uint32_t token, TokenBuffer* touched) {
+static void train_count_word(BpeTrainer* trainer, uint32_t word, bool add, uint32_t token, TokenBuffer* touched) {
     const uint32_t* s = trainer->symbols + trainer->start[word];
     for (uint32_t i = 0; i + 1 < trainer->length[word]; i++) {
         uint32_t index = train_pair(trainer, s[i], s[i + 1]);
@@ -191,13 +191,13 @@ static void train_count_word(Trainer* trainer, uint32_t word, bool add, uint32_t
     }
 }
 
-static void train_push_touched(Trainer* trainer, TokenBuffer* touched) {
+static void train_push_touched(BpeTrainer* trainer, TokenBuffer* touched) {
     for (size_t i = 0; i < touched->count; i++) { train_push(trainer, touched->ids[i]); }
     touched->count = 0;
 }
 
 // Joins a pair in every word that has it.
-static void train_merge(Trainer* trainer, uint32_t pair, uint32_t token, TokenBuffer* touched) {
+static void train_merge(BpeTrainer* trainer, uint32_t pair, uint32_t token, TokenBuffer* touched) {
     TrainPair merged = trainer->pairs[pair];
     trainer->pairs[pair].words = NULL;
     trainer->pairs[pair].word_count = trainer->pairs[pair].word_capacity = 0;
@@ -219,7 +219,7 @@ static void train_merge(Trainer* trainer, uint32_t pair, uint32_t token, TokenBu
 }
 
 // Lays the distinct words out as symbols and counts their pairs.
-static void train_load(Trainer* trainer, const WordCounts* counts, TokenBuffer* touched) {
+static void bpe_train_load(BpeTrainer* trainer, const WordCounts* counts, TokenBuffer* touched) {
     trainer->symbols = (uint32_t*)need(malloc((counts->letters.count + 1) * sizeof(uint32_t)));
     trainer->start = (size_t*)need(malloc((counts->used + 1) * sizeof(size_t)));
     trainer->length = (uint32_t*)need(malloc((counts->used + 1) * sizeof(uint32_t)));
@@ -238,7 +238,7 @@ static void train_load(Trainer* trainer, const WordCounts* counts, TokenBuffer* 
     train_push_touched(trainer, touched);
 }
 
-static void trainer_free(Trainer* trainer) {
+static void bpe_trainer_free(BpeTrainer* trainer) {
     for (size_t i = 0; i < trainer->pair_count; i++) { free(trainer->pairs[i].words); }
     free(trainer->pairs);
     free(trainer->slots);
@@ -251,7 +251,7 @@ static void trainer_free(Trainer* trainer) {
 }
 
 // The best pair left becomes a token (or joins an existing one); false when no pair occurs twice.
-static bool train_step(Trainer* trainer, TokenBuffer* touched) {
+static bool train_step(BpeTrainer* trainer, TokenBuffer* touched) {
     Tokenizer* tokenizer = trainer->tokenizer;
     while (trainer->heap_count > 0) {
         TrainCandidate best = train_pop(trainer);
@@ -280,7 +280,7 @@ static bool train_step(Trainer* trainer, TokenBuffer* touched) {
 
 // Makes a vocabulary of vocab_size tokens, <|endoftext|> included; fewer where the text has no further pair that occurs twice.
 bool bpe_train(Tokenizer* tokenizer, const WordCounts* counts, size_t vocab_size, Error* error) {
-    Trainer trainer;
+    BpeTrainer trainer;
     TokenBuffer touched = {NULL, 0, 0};
     memset(tokenizer, 0, sizeof(*tokenizer));
     memset(&trainer, 0, sizeof(trainer));
@@ -294,11 +294,11 @@ bool bpe_train(Tokenizer* tokenizer, const WordCounts* counts, size_t vocab_size
         tokenizer_append(tokenizer, &byte, 1);
         token_map_add(&trainer.map, tokenizer, (uint32_t)b);
     }
-    train_load(&trainer, counts, &touched);
+    bpe_train_load(&trainer, counts, &touched);
     while (tokenizer->vocab_size < vocab_size - 1 && train_step(&trainer, &touched)) {}
     tokenizer->eot = (uint32_t)tokenizer->vocab_size;
     tokenizer_append(tokenizer, (const uint8_t*)END_OF_TEXT, strlen(END_OF_TEXT));
-    trainer_free(&trainer);
+    bpe_trainer_free(&trainer);
     tokens_free(&touched);
     return true;
 }

@@ -27,10 +27,11 @@ __attribute__((simd("notinbranch"))) float logf(float);
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define DO_PRAGMA(...) _Pragma(#__VA_ARGS__)
 
+// Small functions that host code and op bodies share.
 #ifdef __CUDACC__
-#define HOST_DEVICE static inline __host__ __device__
+#define HOST_DEVICE static __host__ __device__ __forceinline__
 #else
-#define HOST_DEVICE static inline
+#define HOST_DEVICE static inline __attribute__((always_inline))
 #endif
 
 HOST_DEVICE size_t min_size(size_t a, size_t b) { return a < b ? a : b; }

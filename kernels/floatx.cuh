@@ -17,42 +17,42 @@ typedef struct {
 #define FLOATX_NAME "fp32"
 #endif
 
-DEVICE uint32_t float_bits(float x) {
+HOST_DEVICE uint32_t float_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof(u));
     return u;
 }
 
-DEVICE float bits_float(uint32_t u) {
+HOST_DEVICE float bits_float(uint32_t u) {
     float x;
     memcpy(&x, &u, sizeof(x));
     return x;
 }
 
-DEVICE float bf16_to_float(uint16_t bits) { return bits_float((uint32_t)bits << 16); }
+HOST_DEVICE float bf16_to_float(uint16_t bits) { return bits_float((uint32_t)bits << 16); }
 
 // Round to nearest even; a NaN stays a NaN.
-DEVICE uint16_t float_to_bf16(float x) {
+HOST_DEVICE uint16_t float_to_bf16(float x) {
     uint32_t u = float_bits(x);
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
 }
 
 // random: 16 uniform bits. Infinities and NaN are passed through.
-DEVICE uint16_t float_to_bf16_stochastic(float x, uint32_t random) {
+HOST_DEVICE uint16_t float_to_bf16_stochastic(float x, uint32_t random) {
     uint32_t u = float_bits(x);
     if ((u & 0x7f800000u) == 0x7f800000u) { return float_to_bf16(x); }
     return (uint16_t)((u + (random & 0xffffu)) >> 16);
 }
 
 #ifdef FLOATX_BF16
-DEVICE float load(const floatX* p) { return bf16_to_float(p->bits); }
-DEVICE void store(floatX* p, float x) { p->bits = float_to_bf16(x); }
-DEVICE void store_stochastic(floatX* p, float x, uint32_t random) { p->bits = float_to_bf16_stochastic(x, random); }
+HOST_DEVICE float load(const floatX* p) { return bf16_to_float(p->bits); }
+HOST_DEVICE void store(floatX* p, float x) { p->bits = float_to_bf16(x); }
+HOST_DEVICE void store_stochastic(floatX* p, float x, uint32_t random) { p->bits = float_to_bf16_stochastic(x, random); }
 #else
-DEVICE float load(const floatX* p) { return p->value; }
-DEVICE void store(floatX* p, float x) { p->value = x; }
-DEVICE void store_stochastic(floatX* p, float x, uint32_t random) {
+HOST_DEVICE float load(const floatX* p) { return p->value; }
+HOST_DEVICE void store(floatX* p, float x) { p->value = x; }
+HOST_DEVICE void store_stochastic(floatX* p, float x, uint32_t random) {
     (void)random;
     p->value = x;
 }

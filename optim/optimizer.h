@@ -4,7 +4,7 @@
 #pragma once
 #include "../kernels/floatx.cuh"
 #include "../kernels/params.h"
-#include "../kernels/philox.cuh"
+#include "../kernels/philox.h"
 
 #define OPTIMIZER_MAX_SLOTS 2
 #define OPTIMIZER_CHUNK 8192 // elements per team

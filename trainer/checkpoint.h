@@ -4,12 +4,13 @@
 // Saving fills a hidden folder OUT/.step_00001000.tmp.PID, syncs every file, writes DONE last and renames the folder: under its final
 // name a checkpoint is whole or absent, at whatever instant the machine stops. A folder counts only if DONE is whole and all sizes
 // agree; checksums are read before one is resumed. Deleting renames to OUT/.trash.* first. What dead runs left is removed by the next
-// save; a PID says which those are, so two machines must not save into one folder. One rank calls these functions.
+// save; a PID says which those are, so a run holds
+// OUT by its lock (run_lock.h). One rank calls these functions.
 #pragma once
 #include "../dataloader/file.h"
+#include "run_lock.h"
 #include <dirent.h>
 #include <signal.h>
-#include <sys/statvfs.h>
 
 #define CHECKPOINT_DONE "DONE"
 #define CHECKPOINT_MAX_FILES 64
@@ -321,30 +322,13 @@ bool checkpoint_prune(const char* out, int keep, uint64_t major_every, Error* er
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Saving.
 
-// The folder and those above it.
-static bool checkpoint_make_folder(const char* path, Error* error) {
-    char part[PATH_MAX];
-    if (!checkpoint_name(part, error, "%s", path)) { return false; }
-    for (char* at = part + 1;; at++) {
-        if (*at != '/' && *at != 0) { continue; }
-        char here = *at;
-        *at = 0;
-        struct stat status;
-        if (mkdir(part, 0777) != 0 && (stat(part, &status) != 0 || !S_ISDIR(status.st_mode))) {
-            return fail(error, "cannot make folder %s: %s", part, strerror(errno == EEXIST ? ENOTDIR : errno));
-        }
-        if (here == 0) { return true; }
-        *at = here;
-    }
-}
-
 // Makes the hidden folder (and OUT), after removing what dead runs left there.
 bool checkpoint_begin(CheckpointWriter* writer, const char* out, uint64_t step, Error* error) {
     memset(&writer->manifest, 0, sizeof(writer->manifest));
     writer->manifest.step = step;
     writer->folder[0] = 0;
-    if (!out[0]) { return fail(error, "a checkpoint needs a folder; give one with --out"); }
-    if (!checkpoint_make_folder(out, error) || !checkpoint_remove_stale(out, error) || !checkpoint_folder(writer->final, out, step, error)) {
+    if (!out[0]) { return fail(error, "a checkpoint needs a folder; give one with --output"); }
+    if (!folder_make(out, error) || !checkpoint_remove_stale(out, error) || !checkpoint_folder(writer->final, out, step, error)) {
         return false;
     }
     char folder[PATH_MAX];
@@ -375,7 +359,7 @@ void checkpoint_abandon(CheckpointWriter* writer, Error* error) {
     reason = *error;
     bool full = strstr(reason.text, strerror(ENOSPC)) || strstr(reason.text, strerror(EDQUOT)) || strstr(reason.text, strerror(EFBIG));
     fail(error, "cannot save the checkpoint of step %" PRIu64 ": %s; %searlier checkpoints are untouched", writer->manifest.step, reason.text,
-         full ? "free disk space or keep fewer checkpoints; " : "");
+         full ? "free some space or lower --keep; " : "");
 }
 
 // One file of the folder: synced, and in the manifest with its checksum.
@@ -446,31 +430,7 @@ bool checkpoint_commit(CheckpointWriter* writer, Error* error) {
     return good;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
-// Space.
-
-// Bytes that a checkpoint takes: the model file, `state_bytes` of state in `tensors` tensors, and headers, texts and blocks.
+// Bytes that a checkpoint takes, for disk_space_check: the model file, `state_bytes` of state in `tensors` tensors, and headers, texts and blocks.
 uint64_t checkpoint_bytes(uint64_t model_bytes, uint64_t state_bytes, uint64_t tensors) {
     return model_bytes + state_bytes + tensors * 320 + 131072;
-}
-
-// Is there room for `bytes` more in OUT (or, where it does not exist yet, above it)?
-bool checkpoint_check_space(const char* out, uint64_t bytes, Error* error) {
-    char path[PATH_MAX];
-    struct statvfs status;
-    if (!checkpoint_name(path, error, "%s", out[0] ? out : ".")) { return false; }
-    while (statvfs(path, &status) != 0) {
-        if (errno != ENOENT || strcmp(path, "/") == 0 || strcmp(path, ".") == 0) {
-            return fail(error, "cannot ask for the free space of %s: %s", path, strerror(errno));
-        }
-        char* slash = strrchr(path, '/');
-        if (slash) {
-            slash[slash == path] = 0;
-        } else {
-            strcpy(path, ".");
-        }
-    }
-    uint64_t room = (uint64_t)status.f_bavail * status.f_frsize;
-    return bytes <= room || fail(error, "%s has %.1f GB of free space, checkpoints will need %.1f GB; free some, or keep fewer checkpoints", path,
-                                 (double)room * 1e-9, (double)bytes * 1e-9);
 }

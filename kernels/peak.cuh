@@ -1,0 +1,70 @@
+// peak.cuh - the floating-point peak that MFU is measured against: measured on the CPU by a loop of independent multiply-adds in
+// registers, promised on the GPU (dense tensor-core figures of NVIDIA's data sheets).
+#pragma once
+#include "device.cuh"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#if ON_GPU
+typedef struct {
+    const char* name;    // part of the device's name
+    double bf16, tf32;   // TFLOP/s
+} PeakRow;
+
+static const PeakRow peak_table[] = {
+    {"V100", 125.0, 15.7},        {"T4", 65.0, 8.1},         {"A100", 312.0, 156.0},      {"A10", 125.0, 62.5},         {"A40", 149.7, 74.8},
+    {"L40S", 362.0, 183.0},       {"L40", 181.0, 90.5},      {"L4", 121.0, 60.0},         {"H100 PCIe", 756.0, 378.0},  {"H100", 989.4, 494.7},
+    {"H200", 989.4, 494.7},       {"H20", 148.0, 74.0},      {"GH200", 989.4, 494.7},     {"B200", 2250.0, 1125.0},     {"RTX 3090", 71.0, 35.5},
+    {"RTX 4090", 165.2, 82.6},    {"RTX 5090", 209.5, 104.8}, {"RTX A6000", 154.8, 77.4},
+};
+
+// FLOP/s of `device_name`, or a negative number when it is not in the table.
+double peak_flops(const char* device_name, bool bf16, bool tf32) {
+    for (size_t i = 0; i < COUNT_OF(peak_table); i++) {
+        if (strstr(device_name, peak_table[i].name)) { return 1e12 * (bf16 ? peak_table[i].bf16 : tf32 ? peak_table[i].tf32 : peak_table[i].tf32 / 8.0); }
+    }
+    return -1.0;
+}
+#else
+
+#define PEAK_LANES 16
+#define PEAK_CHAINS 10 // independent sums: enough to fill the pipeline
+
+typedef float PeakVector __attribute__((vector_size(PEAK_LANES * sizeof(float))));
+
+static double peak_thread(long rounds) {
+    PeakVector sum[PEAK_CHAINS], factor, term;
+    for (int j = 0; j < PEAK_LANES; j++) {
+        factor[j] = 0.999f;
+        term[j] = 1e-3f;
+    }
+    for (int i = 0; i < PEAK_CHAINS; i++) { sum[i] = term * (float)(i + 1); }
+    for (long k = 0; k < rounds; k++) {
+        for (int i = 0; i < PEAK_CHAINS; i++) { sum[i] = sum[i] * factor + term; }
+    }
+    double out = 0.0;
+    for (int i = 0; i < PEAK_CHAINS; i++) { out += (double)sum[i][i]; }
+    return out;
+}
+
+// FLOP/s of all threads together; takes about `seconds`.
+double peak_flops_measure(double seconds) {
+    double best = 0.0, sink = 0.0;
+    long rounds = 100000;
+    for (double begin = seconds_now(); seconds_now() - begin < seconds;) {
+        int threads = 1;
+        double start = seconds_now();
+        DO_PRAGMA(omp parallel reduction(+ : sink)) {
+#ifdef _OPENMP
+            DO_PRAGMA(omp single)
+            threads = omp_get_num_threads();
+#endif
+            sink += peak_thread(rounds);
+        }
+        double spent = seconds_now() - start;
+        best = fmax(best, 2.0 * PEAK_LANES * PEAK_CHAINS * (double)rounds * threads / spent);
+    }
+    return sink != 0.0 ? best : 0.0; // the sum is used, or the loop would vanish
+}
+#endif

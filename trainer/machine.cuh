@@ -1,0 +1,93 @@
+// machine.cuh - the device and its libraries at the start of a run: threads, SIMD path, matrix library, and what is promised of them.
+#pragma once
+#include "../kernels/matmul.cuh"
+#include "../kernels/peak.cuh"
+#include "options.h"
+#include "provenance.h"
+
+static struct {
+    char device[256];
+    double flops; // peak of the device, below 0 when unknown
+    int threads;
+} machine_state;
+
+const char* machine_device(void) { return machine_state.device; }
+double machine_flops(void) { return machine_state.flops; }
+
+#if ON_GPU && !defined(CUDA_ON_CPU)
+bool machine_open(const Options* o, Error* error) {
+    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT) { return true; }
+    int count = 0, driver = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0) {
+        cudaDriverGetVersion(&driver);
+        return fail(error, "no GPU: %s; on a machine without one use ./train_gpt, the CPU program",
+                    driver == 0 ? "no NVIDIA driver is installed" : cudaGetErrorString(status));
+    }
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaSetDevice(0));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    CUDA_CHECK(cudaStreamCreate(&device_stream));
+    snprintf(machine_state.device, sizeof(machine_state.device), "%s, sm_%d%d, %zu MiB", properties.name, properties.major, properties.minor,
+             properties.totalGlobalMem >> 20);
+#ifdef FLOATX_BF16
+    machine_state.flops = peak_flops(properties.name, true, o->tf32);
+#else
+    machine_state.flops = peak_flops(properties.name, false, o->tf32);
+#endif
+    return gemm_gpu_open(o->tf32, o->gelu_fusion, error);
+}
+#else
+
+// What the compiler was told to use; the program cannot run on less.
+static const char* machine_simd(void) {
+#if defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#elif defined(__SSE2__)
+    return "SSE2";
+#elif defined(__ARM_NEON)
+    return "NEON";
+#else
+    return "scalar";
+#endif
+}
+
+static bool machine_check_simd(Error* error) {
+#if defined(__AVX512F__)
+    if (!__builtin_cpu_supports("avx512f")) { return fail(error, "this program was built for AVX-512, which this CPU lacks: run make clean and make here"); }
+#elif defined(__AVX2__)
+    if (!__builtin_cpu_supports("avx2")) { return fail(error, "this program was built for AVX2, which this CPU lacks: run make clean and make here"); }
+#endif
+    (void)error;
+    return true;
+}
+
+bool machine_open(const Options* o, Error* error) {
+    if (!machine_check_simd(error)) { return false; }
+    machine_state.threads = 1;
+#ifdef _OPENMP
+    if (o->threads > 0) { omp_set_num_threads(o->threads); }
+    machine_state.threads = omp_get_max_threads();
+#endif
+    snprintf(machine_state.device, sizeof(machine_state.device), "CPU, %s, %d thread(s)%s", machine_simd(), machine_state.threads,
+#ifdef _OPENMP
+             ""
+#else
+             " (built without OpenMP)"
+#endif
+    );
+    machine_state.flops = -1.0;
+    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT) { return true; }
+    if (o->command == COMMAND_TRAIN) { machine_state.flops = peak_flops_measure(0.05); }
+    return gemm_open((GemmLibrary)o->gemm, machine_state.threads, error);
+}
+#endif
+
+void machine_print(FILE* out) {
+    fprintf(out, "train_gpt %s, %s, %s weights\n", provenance_git(), provenance_compiler(), FLOATX_NAME);
+    fprintf(out, "device: %s; matrix products: %s", machine_state.device, gemm_description());
+    if (machine_state.flops > 0) { fprintf(out, "; peak %.1f TFLOP/s", machine_state.flops * 1e-12); }
+    fprintf(out, "\n");
+}
