@@ -1,0 +1,741 @@
+// test_data.h - tests of the data path: shards, the loader, text input, the command tokenize, evaluation sets, and damaged files for
+// every reader of it. Tests of the encoder are in test_tokenizer.h; all rows stand at the end of this file.
+#pragma once
+#include "../dataloader/hellaswag.h"
+#include "../dataloader/loader.h"
+#include "test_tokenizer.h"
+
+static const char* data_path(const char* name) {
+    static char paths[8][PATH_MAX];
+    static int next = 0;
+    char* path = paths[next++ % 8];
+    snprintf(path, PATH_MAX, "%s/%s", test_folder(), name);
+    return path;
+}
+
+// A file without a checksum beside it.
+static void data_store(const char* path, const void* data, size_t bytes) {
+    char sidecar[PATH_MAX];
+    Error error;
+    FILE* file = fopen(path, "wb");
+    CHECK(file && fwrite(data, 1, bytes, file) == bytes, "writing %s", path);
+    if (file) { fclose(file); }
+    if (sidecar_name(sidecar, path, &error)) { unlink(sidecar); }
+}
+
+typedef bool (*DataReader)(const char* path, Error* error);
+
+static void data_must_fail(DataReader read, const char* path, const char* how, size_t number) {
+    Error error = {""};
+    bool good = read(path, &error);
+    CHECK(!good, "%s (%zu) was read as if it were good", how, number);
+    CHECK(good || (strstr(error.text, path) && !strchr(error.text, '\n')), "%s (%zu): the message must name the file on one line: %s", how,
+          number, error.text);
+}
+
+// Feeds a reader damaged copies of the good file at `good`: shorter, longer, foreign, empty, with bits flipped. With a checksum file
+// beside it, every flip must be found; without one, `flips_found` says whether it must be.
+static void data_damage(DataReader read, const char* good, bool flips_found) {
+    static const char* const foreign[] = {"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", "\x7f" "ELF\x02\x01\x01", "\n", " ", "{}"};
+    ByteBuffer data = {NULL, 0, 0};
+    char path[PATH_MAX], sidecar[PATH_MAX], copy[PATH_MAX];
+    Error error;
+    snprintf(path, sizeof(path), "%s/damaged", test_folder());
+    data_load(&data, good);
+    data_store(path, data.data, data.count);
+    CHECK_OK(read(path, &error), error);
+    for (size_t keep = 0; keep < data.count; keep += keep < 40 || (keep > 1000 && keep < 1060) || keep + 20 > data.count ? 1 : 1 + data.count / 53) {
+        data_store(path, data.data, keep);
+        data_must_fail(read, path, "a cut-off file", keep);
+    }
+    bytes_append(&data, "\0\0\0\0", 4);
+    for (size_t more = 1; more <= 4; more++) {
+        data_store(path, data.data, data.count - 4 + more);
+        data_must_fail(read, path, "a longer file", more);
+    }
+    data.count -= 4;
+    for (size_t i = 0; i < COUNT_OF(foreign); i++) {
+        uint8_t padded[4096] = {0};
+        memcpy(padded, foreign[i], strlen(foreign[i]));
+        data_store(path, padded, strlen(foreign[i]));
+        data_must_fail(read, path, "a foreign file", i);
+        data_store(path, padded, sizeof(padded));
+        data_must_fail(read, path, "a foreign file with zeros", i);
+    }
+    CHECK(sidecar_name(sidecar, good, &error) && sidecar_name(copy, path, &error), "%s", error.text);
+    for (size_t i = 0; i < 120; i++) { // half of them in the header
+        size_t bit = data_random((uint32_t)(8 * (i % 2 ? data.count : min_size(data.count, 20))));
+        data.data[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        data_store(path, data.data, data.count);
+        Error ignored;
+        if (flips_found) {
+            data_must_fail(read, path, "a flipped bit", bit);
+        } else {
+            read(path, &ignored); // must only not crash
+        }
+        if (access(sidecar, F_OK) == 0) {
+            ByteBuffer line = {NULL, 0, 0};
+            data_load(&line, sidecar);
+            data_store(copy, line.data, line.count);
+            data_must_fail(read, path, "a flipped bit under a checksum", bit);
+            bytes_free(&line);
+        }
+        data.data[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    unlink(copy);
+    bytes_free(&data);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Tokenizer files.
+
+static bool data_read_tokenizer(const char* path, Error* error) {
+    Tokenizer tokenizer;
+    bool good = tokenizer_open(&tokenizer, path, error);
+    if (good) { tokenizer_free(&tokenizer); }
+    return good;
+}
+
+static void data_tokenizer_damaged(void) {
+    DataCoder coder;
+    Error error;
+    if (!data_coder_open(&coder)) { return; }
+    CHECK_OK(tokenizer_write(&coder.tokenizer, data_path("tokenizer.bin"), &error), error);
+    data_seed(21);
+    data_damage(data_read_tokenizer, data_path("tokenizer.bin"), false);
+    uint32_t header[256] = {TOKENIZER_MAGIC, 2, 0xFFFFFFFFu, 5}; // hostile counts must be refused before memory is asked for
+    data_store(data_path("hostile"), header, sizeof(header));
+    data_must_fail(data_read_tokenizer, data_path("hostile"), "a huge vocabulary", header[2]);
+    data_coder_close(&coder);
+}
+
+static bool data_same_tokens(const Tokenizer* a, const Tokenizer* b) {
+    return a->vocab_size == b->vocab_size && a->eot == b->eot && a->bytes.count == b->bytes.count &&
+           memcmp(a->bytes.data, b->bytes.data, a->bytes.count) == 0 && memcmp(a->start, b->start, (a->vocab_size + 1) * sizeof(size_t)) == 0;
+}
+
+// The same vocabulary through llm.c's file, as a rank file, and a small vocab.bpe with the ids known by hand.
+static void data_tokenizer_formats(void) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    DataCoder coder;
+    Tokenizer other;
+    Error error;
+    if (!data_coder_open(&coder)) { return; }
+    CHECK_OK(tokenizer_write(&coder.tokenizer, data_path("t.bin"), &error), error);
+    CHECK_OK(tokenizer_open(&other, data_path("t.bin"), &error), error);
+    CHECK(data_same_tokens(&coder.tokenizer, &other), "llm.c's file came back different");
+    tokenizer_free(&other);
+    ByteBuffer ranks = {NULL, 0, 0};
+    for (size_t id = 0; id + 1 < coder.tokenizer.vocab_size; id++) {
+        char line[400];
+        size_t count, n = 0;
+        const uint8_t* t = tokenizer_token(&coder.tokenizer, id, &count);
+        for (size_t i = 0; i < count; i += 3) {
+            uint32_t bits = (uint32_t)t[i] << 16 | (i + 1 < count ? t[i + 1] : 0u) << 8 | (i + 2 < count ? t[i + 2] : 0u);
+            for (int k = 0; k < 4; k++) { line[n++] = i + (size_t)(k ? k - 1 : 0) < count ? digits[bits >> (18 - 6 * k) & 63] : '='; }
+        }
+        n += (size_t)snprintf(line + n, sizeof(line) - n, " %zu\n", id);
+        bytes_append(&ranks, line, n);
+    }
+    data_store(data_path("ranks"), ranks.data, ranks.count);
+    CHECK_OK(tokenizer_open(&other, data_path("ranks"), &error), error);
+    CHECK(data_same_tokens(&coder.tokenizer, &other), "the rank file gives %zu tokens", other.vocab_size);
+    tokenizer_free(&other);
+    data_store(data_path("ranks"), ranks.data, ranks.count / 2 - 3);
+    CHECK_FAILS(tokenizer_open(&other, data_path("ranks"), &error), error, "rank");
+    const char* merges = "#version: 0.2\n\xC4\xA0 t\nh e\n\xC4\xA0t he\n";
+    data_store(data_path("vocab.bpe"), merges, strlen(merges));
+    bool good = tokenizer_open(&other, data_path("vocab.bpe"), &error);
+    CHECK_OK(good, error);
+    if (good) { // GPT-2 has '!' 0, 'a' 64, NUL 188, space 220
+        size_t count;
+        CHECK(other.vocab_size == 260 && other.eot == 259, "%zu tokens", other.vocab_size);
+        CHECK(*tokenizer_token(&other, 0, &count) == '!' && *tokenizer_token(&other, 64, &count) == 'a', "printable bytes come first");
+        CHECK(*tokenizer_token(&other, 188, &count) == 0 && *tokenizer_token(&other, 220, &count) == ' ', "then the others");
+        CHECK(memcmp(tokenizer_token(&other, 258, &count), " the", 4) == 0 && count == 4, "the last merge is \" the\"");
+        tokenizer_free(&other);
+    }
+    bytes_free(&ranks);
+    data_coder_close(&coder);
+}
+
+// llm.c's version 1: 50257 tokens, the end of a text is 50256 though the header does not say so.
+static void data_tokenizer_version_1(void) {
+    Tokenizer tokenizer;
+    Error error;
+    uint32_t header[256] = {TOKENIZER_MAGIC, 1, 50257};
+    ByteBuffer data = {NULL, 0, 0};
+    bytes_append(&data, header, sizeof(header));
+    for (uint32_t id = 0; id < 50257; id++) {
+        const uint8_t token[4] = {3, (uint8_t)id, (uint8_t)(id >> 8), 'x'};
+        bytes_append(&data, token, 4);
+    }
+    data_store(data_path("v1.bin"), data.data, data.count);
+    bool good = tokenizer_open(&tokenizer, data_path("v1.bin"), &error);
+    CHECK_OK(good, error);
+    if (good) {
+        Encoder encoder;
+        int32_t ids[3] = {50256, 50257, -1};
+        ByteBuffer text = {NULL, 0, 0};
+        CHECK(tokenizer.eot == 50256, "%u", tokenizer.eot);
+        CHECK_FAILS(encoder_open(&encoder, &tokenizer, &error), error, "byte 0x00");
+        CHECK_OK(tokenizer_decode(&tokenizer, ids, 1, &text, &error), error);
+        CHECK_FAILS(tokenizer_decode(&tokenizer, ids + 1, 1, &text, &error), error, "50257");
+        CHECK_FAILS(tokenizer_decode(&tokenizer, ids + 2, 1, &text, &error), error, "-1");
+        bytes_free(&text);
+        tokenizer_free(&tokenizer);
+    }
+    bytes_free(&data);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Shards.
+
+static bool data_read_shard(const char* path, Error* error) {
+    Shard shard;
+    if (!shard_open(&shard, path, error)) { return false; }
+    int32_t* tokens = (int32_t*)need(malloc((size_t)shard.tokens * 4 + 4));
+    bool good = shard_verify(&shard, error) && shard_read(&shard, 0, (size_t)shard.tokens, tokens, 200000, error);
+    free(tokens);
+    shard_close(&shard);
+    return good;
+}
+
+static void data_shard_bytes(void) {
+    static const uint8_t narrow[] = {0x88, 0xD8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0}, wide[] = {0xA1, 0xD9, 0x34, 0x01, 7, 0, 0, 0, 2, 0, 0, 0};
+    const uint16_t a[3] = {1, 50256, 65535};
+    const uint32_t b[2] = {70000, 128255};
+    Error error;
+    ByteBuffer data = {NULL, 0, 0};
+    Shard shard;
+    int32_t tokens[3];
+    CHECK_OK(shard_write(data_path("a.bin"), a, 3, 2, &error), error);
+    data_load(&data, data_path("a.bin"));
+    CHECK(data.count == 1030 && memcmp(data.data, narrow, sizeof(narrow)) == 0 && memcmp(data.data + 1024, a, 6) == 0, "%zu bytes", data.count);
+    CHECK_OK(shard_write(data_path("b.bin"), b, 2, 4, &error), error);
+    data_load(&data, data_path("b.bin"));
+    CHECK(data.count == 1032 && memcmp(data.data, wide, sizeof(wide)) == 0 && memcmp(data.data + 1024, b, 8) == 0, "%zu bytes", data.count);
+    CHECK_OK(shard_open(&shard, data_path("b.bin"), &error), error);
+    CHECK_OK(shard_read(&shard, 0, 2, tokens, 128256, &error), error);
+    CHECK(tokens[0] == 70000 && tokens[1] == 128255, "%d %d", tokens[0], tokens[1]);
+    CHECK_FAILS(shard_read(&shard, 0, 2, tokens, 128255, &error), error, "token 1 is 128255");
+    CHECK_FAILS(shard_read(&shard, 1, 2, tokens, 128256, &error), error, "2 tokens");
+    CHECK_FAILS(shard_read(&shard, UINT64_MAX, 2, tokens, 128256, &error), error, "2 tokens");
+    shard_close(&shard);
+    CHECK_FAILS(shard_write(data_path("c.bin"), a, (uint64_t)1 << 31, 2, &error), error, "2^31");
+    bytes_free(&data);
+    data_seed(22);
+    data_damage(data_read_shard, data_path("a.bin"), false);
+    data_damage(data_read_shard, data_path("b.bin"), false);
+}
+
+// The writer cuts at shard_tokens, and takes away what a longer run left.
+static void data_shard_writer(void) {
+    ShardWriter writer;
+    Error error;
+    uint32_t ids[1000];
+    for (uint32_t i = 0; i < 1000; i++) { ids[i] = i; }
+    for (int run = 0; run < 2; run++) {
+        uint64_t at = 0, total = run ? 250 : 1000;
+        CHECK_OK(shard_writer_open(&writer, data_path("w"), "train", 1000, 300, &error), error);
+        for (size_t n = 1; at < total; n = n * 2 + 1) {
+            n = min_size(n, (size_t)(total - at));
+            CHECK_OK(shard_writer_append(&writer, ids + at, n, &error), error);
+            at += n;
+        }
+        CHECK_OK(shard_writer_close(&writer, &error), error);
+        CHECK(writer.total == total && writer.shards == (total + 299) / 300, "%u shards", writer.shards);
+    }
+    Shard shard;
+    int32_t tokens[250];
+    CHECK_OK(shard_open(&shard, data_path("w_train_000000.bin"), &error), error);
+    CHECK(shard.tokens == 250 && shard_read(&shard, 0, 250, tokens, 1000, &error) && tokens[249] == 249, "%zu", (size_t)shard.tokens);
+    shard_close(&shard);
+    for (int i = 1; i < 4; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "w_train_%06d.bin", i);
+        CHECK(access(data_path(name), F_OK) != 0, "%s of the longer run is still there", name);
+        snprintf(name, sizeof(name), "w_train_%06d.bin.crc32c", i);
+        CHECK(access(data_path(name), F_OK) != 0, "%s of the longer run is still there", name);
+    }
+    CHECK_FAILS(shard_writer_open(&writer, data_path("w"), "train", 1000, 0, &error), error, "shards of 0");
+    CHECK_FAILS(shard_writer_open(&writer, data_path("w"), "train", 1000, (uint64_t)1 << 31, &error), error, "2^31");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The loader.
+
+static void data_permutation(void) {
+    static const uint64_t sizes[] = {1, 2, 3, 4, 5, 7, 10, 1000, 4096, 65537};
+    for (size_t s = 0; s < COUNT_OF(sizes); s++) {
+        uint64_t n = sizes[s], same = 0, fixed = 0;
+        uint8_t* seen = (uint8_t*)need(calloc((size_t)n, 1));
+        for (uint64_t epoch = 0; epoch < 2; epoch++) {
+            for (uint64_t k = 0; k < n; k++) {
+                uint64_t place = shuffle_index(42, epoch, k, n);
+                if (place < n) { seen[place]++; }
+                fixed += place == k;
+                same += epoch == 0 && place == shuffle_index(42, 1, k, n);
+                same += epoch == 0 && place == shuffle_index(43, 0, k, n);
+            }
+        }
+        for (uint64_t k = 0; k < n; k++) { CHECK(seen[k] == 2, "n = %zu: place %zu comes %d times in two epochs", (size_t)n, (size_t)k, seen[k]); }
+        // a random permutation has one fixed place on average, and shares one with another; 12 is far out for either
+        CHECK(n < 1000 || (fixed < 24 && same < 24), "n = %zu: %zu places are fixed, %zu shared", (size_t)n, (size_t)fixed, (size_t)same);
+        free(seen);
+    }
+    int orders[6] = {0}; // all six orders of three come up
+    for (uint64_t epoch = 0; epoch < 600; epoch++) {
+        uint64_t a = shuffle_index(1, epoch, 0, 3), b = shuffle_index(1, epoch, 1, 3);
+        orders[a * 2 + (b > a ? b - 1 : b)]++;
+    }
+    for (int i = 0; i < 6; i++) { CHECK(orders[i] > 60 && orders[i] < 140, "order %d of three: %d of 600", i, orders[i]); }
+    CHECK(shuffle_index(1, 0, 5, (uint64_t)1 << 40) < (uint64_t)1 << 40, "a huge epoch");
+}
+
+// Shards x_0 .. of the given sizes, tokens counting up from 0 over all of them; every second one is wide.
+static void data_make_shards(const char* name, const size_t* sizes, size_t count) {
+    uint32_t next = 0;
+    for (size_t s = 0; s < count; s++) {
+        uint32_t wide[512];
+        uint16_t narrow[512];
+        char file[64];
+        Error error;
+        snprintf(file, sizeof(file), "%s_%zu.bin", name, s);
+        for (size_t i = 0; i < sizes[s]; i++) {
+            wide[i] = next;
+            narrow[i] = (uint16_t)next++;
+        }
+        CHECK_OK(s % 2 ? shard_write(data_path(file), wide, sizes[s], 4, &error) : shard_write(data_path(file), narrow, sizes[s], 2, &error), error);
+    }
+}
+
+static void data_loader_straddles(void) {
+    static const size_t sizes[] = {10, 1, 0, 37, 2, 300, 51}; // 401 tokens
+    static const int lengths[] = {1, 3, 8, 64, 100, 400};
+    Error error;
+    data_make_shards("x", sizes, COUNT_OF(sizes));
+    for (size_t l = 0; l < COUNT_OF(lengths); l++) {
+        for (int shuffle = 0; shuffle < 2; shuffle++) {
+            Loader loader;
+            int T = lengths[l];
+            bool good = loader_open(&loader, data_path("x_*"), T, 5, shuffle, 401, &error); // the pattern matches checksum files too
+            CHECK_OK(good, error);
+            if (!good) { continue; }
+            CHECK(loader.sequences == 400 / (uint64_t)T, "%zu sequences of %d", (size_t)loader.sequences, T);
+            for (uint64_t epoch = 0; epoch < 3; epoch++) {
+                uint8_t seen[400] = {0};
+                for (uint64_t k = 0; k < loader.sequences; k++) {
+                    int32_t tokens[401];
+                    CHECK_OK(loader_sequence(&loader, epoch * loader.sequences + k, tokens, &error), error);
+                    bool counts_up = tokens[0] % T == 0;
+                    for (int i = 0; i < T; i++) { counts_up = counts_up && tokens[i + 1] == tokens[i] + 1; }
+                    CHECK(counts_up, "T = %d, sequence %zu starts with %d and does not count up", T, (size_t)k, tokens[0]);
+                    CHECK(shuffle || tokens[0] == (int32_t)k * T, "T = %d: sequence %zu starts with %d", T, (size_t)k, tokens[0]);
+                    if (counts_up) { seen[tokens[0] / T]++; }
+                }
+                for (uint64_t k = 0; k < loader.sequences; k++) { CHECK(seen[k] == 1, "T = %d: sequence %zu came %d times", T, (size_t)k, seen[k]); }
+            }
+            loader_close(&loader);
+        }
+    }
+}
+
+// A batch is whatever indices it asks for: any order, any grouping, and again after reopening.
+static void data_loader_is_pure(void) {
+    static const size_t sizes[] = {200, 100};
+    Error error;
+    Loader a, b;
+    data_make_shards("p", sizes, COUNT_OF(sizes));
+    bool good = loader_open(&a, data_path("p_*.bin"), 7, 9, true, 300, &error) && loader_open(&b, data_path("p_*.bin"), 7, 9, true, 300, &error);
+    CHECK_OK(good, error);
+    if (!good) { return; }
+    size_t differ = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        int32_t one[8], two[8], other[8];
+        uint64_t index = (i * 77 + 13) % 200; // backwards and forwards, over epochs
+        CHECK_OK(loader_sequence(&a, index, one, &error), error);
+        b.seed = 10;
+        CHECK_OK(loader_sequence(&b, index, other, &error), error);
+        b.seed = 9;
+        CHECK_OK(loader_sequence(&b, index, two, &error), error);
+        CHECK(memcmp(one, two, sizeof(one)) == 0, "sequence %zu depends on what was read before", (size_t)index);
+        differ += one[0] != other[0];
+    }
+    CHECK(differ > 150, "another seed gives another order: only %zu of 200 differ", differ);
+    loader_close(&a);
+    loader_close(&b);
+}
+
+static void data_loader_refusals(void) {
+    static const size_t sizes[] = {20, 13};
+    Error error;
+    Loader loader;
+    int32_t tokens[33];
+    data_make_shards("r", sizes, COUNT_OF(sizes));
+    CHECK_FAILS(loader_open(&loader, data_path("nothing_*.bin"), 8, 0, true, 100, &error), error, "tokenize");
+    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 33, 0, true, 100, &error), error, "33 tokens in 2 files, a sequence needs 33 + 1");
+    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 0, 0, true, 100, &error), error, "at least 1");
+    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), INT_MAX, 0, true, 100, &error), error, "a sequence needs");
+    CHECK_FAILS(loader_open(&loader, test_folder(), 8, 0, true, 100, &error), error, "not a regular file");
+    CHECK_OK(loader_open(&loader, data_path("r_0.bin"), 19, 0, true, 100, &error), error); // a plain file, exactly one sequence
+    CHECK(loader.sequences == 1 && loader_sequence(&loader, 12345, tokens, &error) && tokens[19] == 19, "%d", tokens[19]);
+    loader_close(&loader);
+    CHECK_OK(loader_open(&loader, data_path("r_*.bin"), 16, 0, false, 30, &error), error);
+    CHECK_OK(loader_sequence(&loader, 0, tokens, &error), error);
+    CHECK_FAILS(loader_sequence(&loader, 1, tokens, &error), error, "r_1.bin: token 10 is 30, but the vocabulary has 30");
+    CHECK(truncate(data_path("r_0.bin"), 1030) == 0, "truncate"); // cut off under our hands
+    CHECK_FAILS(loader_sequence(&loader, 0, tokens, &error), error, "ends too early");
+    loader_close(&loader);
+    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 8, 0, true, 100, &error), error, "r_0.bin");
+    const char* wrong = "crc32c 0123abcd bytes 1024\nx";
+    data_make_shards("r", sizes, COUNT_OF(sizes));
+    data_store(data_path("r_1.bin.crc32c"), wrong, strlen(wrong));
+    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 8, 0, true, 100, &error), error, "r_1.bin.crc32c");
+}
+
+// More than 2^31 bytes: a sparse file of 1.2 billion zero tokens with a mark near its end.
+static void data_loader_large(void) {
+    const uint64_t count = 1200000000;
+    int32_t header[256] = {SHARD_MAGIC_16, 1, (int32_t)count}, tokens[1025];
+    const uint16_t mark = 777;
+    Error error;
+    Loader loader;
+    data_store(data_path("large.bin"), header, sizeof(header));
+    int fd = open(data_path("large.bin"), O_WRONLY);
+    bool made = fd >= 0 && pwrite(fd, &mark, 2, (off_t)(1024 + 2 * (count - 1))) == 2;
+    if (fd >= 0) { close(fd); }
+    CHECK(made, "a sparse file: %s", strerror(errno));
+    bool good = loader_open(&loader, data_path("large.bin"), 1024, 0, false, 1000, &error);
+    CHECK_OK(good, error);
+    if (good) {
+        CHECK(loader.sequences == (count - 1) / 1024, "%zu", (size_t)loader.sequences);
+        CHECK_OK(loader_sequence(&loader, loader.sequences - 1, tokens, &error), error);
+        Shard* shard = &loader.shards[0];
+        CHECK_OK(shard_read(shard, count - 2, 2, tokens, 1000, &error), error);
+        CHECK(tokens[0] == 0 && tokens[1] == 777, "%d %d", tokens[0], tokens[1]);
+        loader_close(&loader);
+    }
+    unlink(data_path("large.bin"));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Text input.
+
+// Reads a text file and joins its documents with '|' between, '#' before those for validation; cut-up documents come together again.
+static void data_documents(ByteBuffer* out, const char* name, const TextConfig* config, Error* error) {
+    TextReader reader;
+    const char* paths[1] = {data_path(name)};
+    TextConfig with_path = *config;
+    with_path.paths = paths;
+    with_path.path_count = 1;
+    out->count = 0;
+    error->text[0] = 0;
+    text_open(&reader, &with_path);
+    while (text_next(&reader, error) && reader.piece_count > 0) {
+        for (size_t i = 0; i < reader.piece_count; i++) {
+            const TextPiece* piece = &reader.pieces[i];
+            if (piece->starts) { bytes_append(out, piece->validation ? "#" : "|", 1); }
+            bytes_append(out, reader.text.data + piece->begin, piece->bytes);
+        }
+    }
+    text_close(&reader);
+    bytes_append(out, "", 1); // a C string
+}
+
+static void data_text_documents(void) {
+    static const struct {
+        const char *separator, *text, *expected;
+    } cases[] = {
+        {NULL, "one two\n\nthree\n", "|one two\n\nthree\n"},
+        {NULL, "", ""},
+        {NULL, "\n", "|\n"},
+        {"blank", "one two\n\nthree\nfour\n\n\n\nfive", "|one two|three\nfour|five"},
+        {"blank", "\n\none\r\n\r\ntwo\r\n", "|one|two"},
+        {"blank", "\n\n\n", ""},
+        {"---", "one\n--- \n---\ntwo ---\n---\n---\nthree\n---", "|one\n--- |two ---|three"},
+        {"---", "---\none", "|one"},
+        {END_OF_TEXT, "a <|endoftext|> b\n<|endoftext|>\n\n  c\n", "|a <|endoftext|> b|  c"},
+        {"a b", "x\na b\ny\na b", "|x|y"},
+    };
+    Error error;
+    ByteBuffer out = {NULL, 0, 0};
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
+        data_store(data_path("text.txt"), cases[c].text, strlen(cases[c].text));
+        for (size_t block = 1; block < 70; block += 1 + block / 8) { // borders of blocks anywhere
+            TextConfig config = {NULL, 0, TEXT_AUTO, cases[c].separator, NULL, 0.0, block};
+            data_documents(&out, "text.txt", &config, &error);
+            CHECK(error.text[0] == 0 && strcmp((char*)out.data, cases[c].expected) == 0, "case %zu, blocks of %zu: \"%s\" %s", c, block,
+                  (char*)out.data, error.text);
+        }
+    }
+    bytes_free(&out);
+}
+
+static void data_text_jsonl(void) {
+    static const char good[] = "\xEF\xBB\xBF{\"id\": [1, {\"text\": \"no\"}], \"text\": \"a \\\"b\\\\\\/\\n\\u00e9\\ud83d\\ude00\", \"n\": -1.5e3}\r\n\n"
+                               "  {\"text\":\"\\ud83dx\\u0041\"}  \n{\"text\": \"\"}\n{\"text\":\"tab\tand \xFF\",\"text\":\"second\"}";
+    static const struct {
+        const char *line, *message;
+    } bad[] = {
+        {"{\"text\": \"open", ":2: malformed JSON"},      {"{\"text\": \"x\"", ":2: malformed JSON"},  {"{\"text\": \"x\"} y", ":2: malformed JSON"},
+        {"{\"text\": \"\\x\"}", ":2: malformed JSON"},    {"{\"text\": \"\\u12g4\"}", ":2: malformed"}, {"[\"text\"]", ":2: malformed JSON"},
+        {"{\"text\" \"x\"}", ":2: malformed JSON"},       {"{\"text\": 5}", ":2: no string field"},     {"{\"body\": \"x\"}", ":2: no string field \"text\""},
+        {"{\"a\": [[[\"text\": \"x\"}", ":2: malformed"}, {"{\"text\": }", ":2: malformed JSON"},       {"{,}", ":2: malformed JSON"},
+        {"{\"text\": \"x\",}", ":2: malformed JSON"},     {"nonsense", ":2: malformed JSON"},           {"{\"text\": \"\\", ":2: malformed JSON"},
+        {"{\"text\": \"\\u", ":2: malformed JSON"},       {"{\"text\"", ":2: malformed JSON"},          {"{", ":2: malformed JSON"},
+    };
+    Error error;
+    ByteBuffer out = {NULL, 0, 0};
+    data_store(data_path("t.jsonl"), good, sizeof(good) - 1);
+    for (size_t block = 1; block < 300; block += 7) {
+        TextConfig config = {NULL, 0, TEXT_AUTO, NULL, NULL, 0.0, block};
+        data_documents(&out, "t.jsonl", &config, &error);
+        CHECK(error.text[0] == 0 && strcmp((char*)out.data, "|a \"b\\/\n\xC3\xA9\xF0\x9F\x98\x80|\xEF\xBF\xBDxA|tab\tand \xFF") == 0, "blocks of %zu: \"%s\" %s", block,
+              (char*)out.data, error.text);
+    }
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        char text[256];
+        TextConfig config = {NULL, 0, TEXT_JSONL, NULL, NULL, 0.0, 0};
+        int bytes = snprintf(text, sizeof(text), "{\"text\": \"x\"}\n%s\n{\"text\": \"y\"}\n", bad[i].line);
+        data_store(data_path("bad.txt"), text, (size_t)bytes);
+        data_documents(&out, "bad.txt", &config, &error);
+        CHECK(strstr(error.text, bad[i].message), "line %zu: expected \"%s\", found \"%s\"", i, bad[i].message, error.text);
+    }
+    char* deep = (char*)need(malloc(1000000)); // a million brackets must not overflow a stack
+    memset(deep, '[', 1000000);
+    memcpy(deep, "{\"a\":", 5);
+    TextConfig config = {NULL, 0, TEXT_JSONL, NULL, NULL, 0.0, 0};
+    data_store(data_path("deep.txt"), deep, 1000000);
+    data_documents(&out, "deep.txt", &config, &error);
+    CHECK(strstr(error.text, "malformed JSON"), "%s", error.text);
+    free(deep);
+    bytes_free(&out);
+}
+
+static void data_text_validation(void) {
+    Error error;
+    ByteBuffer text = {NULL, 0, 0}, out = {NULL, 0, 0};
+    for (int i = 0; i < 200; i++) {
+        char line[64];
+        bytes_append(&text, line, (size_t)snprintf(line, sizeof(line), "{\"text\": \"document %d \"}\n", i));
+    }
+    data_store(data_path("v.jsonl"), text.data, text.count);
+    static const double fractions[] = {0.0, 0.005, 0.1, 0.5, 0.33};
+    for (size_t f = 0; f < COUNT_OF(fractions); f++) {
+        TextConfig config = {NULL, 0, TEXT_AUTO, NULL, NULL, fractions[f], 100};
+        data_documents(&out, "v.jsonl", &config, &error);
+        size_t validation = 0, expected = (size_t)(200 * fractions[f] + 0.5);
+        for (size_t i = 0; i < out.count; i++) { validation += out.data[i] == '#'; }
+        CHECK(validation == expected, "%g of 200 documents: expected %zu, found %zu", fractions[f], expected, validation);
+    }
+    text.count = 0;
+    for (int i = 0; i < 200; i++) { bytes_append(&text, "word ", 5); } // an undivided file gives its tail
+    data_store(data_path("v.txt"), text.data, text.count);
+    for (size_t block = 1; block < 2000; block = block * 2 + 1) {
+        TextConfig config = {NULL, 0, TEXT_AUTO, NULL, NULL, 0.25, block};
+        data_documents(&out, "v.txt", &config, &error);
+        const char* tail = strchr((char*)out.data, '#');
+        CHECK(tail && tail - (char*)out.data == 755 && out.count == 1003 && out.data[0] == '|', "blocks of %zu: the tail starts at %td", block,
+              tail ? tail - (char*)out.data : -1);
+    }
+    bytes_free(&text);
+    bytes_free(&out);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The command tokenize.
+
+static TokenizeConfig data_tokenize_config(const char* const* inputs, size_t count, const char* prefix) {
+    TokenizeConfig config;
+    memset(&config, 0, sizeof(config));
+    config.inputs = inputs;
+    config.input_count = count;
+    config.prefix = prefix;
+    config.vocab_size = 400;
+    return config;
+}
+
+// Runs with its report sent to nowhere.
+static bool data_tokenize_quietly(const TokenizeConfig* config, Error* error) {
+    fflush(stdout);
+    int out = dup(1), err = dup(2), nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, 1);
+    dup2(nowhere, 2);
+    bool good = tokenize_run(config, error);
+    fflush(stdout);
+    dup2(out, 1);
+    dup2(err, 2);
+    close(out);
+    close(err);
+    close(nowhere);
+    return good;
+}
+
+// All shards of a split as text, '|' for each end of text.
+static void data_decode_shards(ByteBuffer* text, const char* prefix, const char* split) {
+    char name[128];
+    Tokenizer tokenizer;
+    Error error;
+    Loader loader;
+    snprintf(name, sizeof(name), "%s_tokenizer.bin", prefix);
+    text->count = 0;
+    bool good = tokenizer_open(&tokenizer, data_path(name), &error);
+    CHECK_OK(good, error);
+    if (!good) { return; }
+    snprintf(name, sizeof(name), "%s_%s_*.bin", prefix, split);
+    good = loader_open(&loader, data_path(name), 1, 0, false, tokenizer.vocab_size, &error);
+    CHECK_OK(good, error);
+    for (uint64_t i = 0; good && i <= loader.sequences; i++) {
+        int32_t pair[2];
+        good = loader_sequence(&loader, i < loader.sequences ? i : i - 1, pair, &error);
+        int32_t token = pair[i == loader.sequences];
+        CHECK_OK(good, error);
+        if (token == (int32_t)tokenizer.eot) {
+            bytes_append(text, "|", 1);
+        } else {
+            CHECK_OK(tokenizer_decode(&tokenizer, &token, 1, text, &error), error);
+        }
+    }
+    bytes_append(text, "", 1);
+    loader_close(&loader);
+    tokenizer_free(&tokenizer);
+}
+
+static void data_tokenize_whole(void) {
+    Error error;
+    ByteBuffer text = {NULL, 0, 0}, first = {NULL, 0, 0}, again = {NULL, 0, 0};
+    const char* lines = "{\"text\":\"one fish two fish\"}\n{\"text\":\"red fish\"}\n{\"text\":\"blue fish, old fish\"}\n{\"text\":\"new fish\"}\n";
+    data_store(data_path("in.jsonl"), lines, strlen(lines));
+    const char* inputs[2] = {data_path("in.jsonl"), data_path("in.jsonl")};
+    TokenizeConfig config = data_tokenize_config(inputs, 2, data_path("tk"));
+    config.val_fraction = 0.25;
+    config.shard_tokens = 7;
+    CHECK_OK(data_tokenize_quietly(&config, &error), error);
+    data_decode_shards(&text, "tk", "train");
+    CHECK(strcmp((char*)text.data, "|one fish two fish|blue fish, old fish|new fish|one fish two fish|blue fish, old fish|new fish") == 0, "%s", (char*)text.data);
+    data_decode_shards(&text, "tk", "val");
+    CHECK(strcmp((char*)text.data, "|red fish|red fish") == 0, "%s", (char*)text.data);
+
+    // a larger text: the same bytes whatever the threads and the blocks
+    const char* large[1] = {data_fixture("bpe_text.bin")};
+    for (int run = 0; run < 3; run++) {
+        TokenizeConfig more = data_tokenize_config(large, 1, data_path("tl"));
+        more.format = TEXT_PLAIN;
+        more.val_fraction = 0.1;
+        more.threads = 1 + run;
+        more.block = run == 2 ? 1000 : 0;
+        CHECK_OK(data_tokenize_quietly(&more, &error), error);
+        data_load(run ? &again : &first, data_path("tl_train_000000.bin"));
+        CHECK(run == 0 || (first.count == again.count && memcmp(first.data, again.data, first.count) == 0), "run %d gives other tokens", run);
+        data_load(run ? &again : &text, data_path("tl_tokenizer.bin"));
+        CHECK(run == 0 || (text.count == again.count && memcmp(text.data, again.data, text.count) == 0), "run %d gives another vocabulary", run);
+    }
+    bytes_free(&text);
+    bytes_free(&first);
+    bytes_free(&again);
+}
+
+static void data_tokenize_refusals(void) {
+    Error error;
+    data_store(data_path("empty.txt"), "", 0);
+    data_store(data_path("ok.txt"), "some text", 9);
+    const char *empty[1] = {data_path("empty.txt")}, *missing[2] = {data_path("ok.txt"), data_path("missing.txt")};
+    TokenizeConfig config = data_tokenize_config(empty, 1, data_path("no"));
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "no text");
+    config = data_tokenize_config(missing, 2, data_path("no"));
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "missing.txt");
+    CHECK(access(data_path("no_tokenizer.bin"), F_OK) != 0 || access(data_path("no_train_000000.bin"), F_OK) != 0, "wrote data all the same");
+    config.input_count = 0;
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "no input");
+    config = data_tokenize_config(missing, 1, "");
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "prefix");
+    config = data_tokenize_config(missing, 1, data_path("folder/that/is/not/x"));
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "cannot create");
+    config = data_tokenize_config(missing, 1, data_path("no"));
+    config.val_fraction = 1.0;
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "fraction");
+    config.val_fraction = (double)NAN;
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "fraction");
+    config.val_fraction = 0.0;
+    config.vocab_size = 100;
+    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "257");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Evaluation sets.
+
+static bool data_read_hellaswag(const char* path, Error* error) {
+    HellaSwag set;
+    bool good = hellaswag_open(&set, path, 700, error);
+    if (good) { hellaswag_close(&set); }
+    return good;
+}
+
+static void data_hellaswag(void) {
+    static const char jsonl[] = "{\"ind\": 4, \"ctx\": \"A man is\", \"endings\": [\"one\", \"two words\", \"3\", \"f\\u00e9\"], \"label\": 2}\n"
+                                "{\"label\": \"0\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"ctx\": \"x\"}\n";
+    static const char* const bad[] = {"{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": 0}", "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 4}",
+                                      "{\"ctx\": \"\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 1}", "{\"ctx\": \"x\", \"label\": 1}",
+                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\", \"e\"], \"label\": 1}", "x", "{}"};
+    DataCoder coder;
+    HellaSwag set;
+    Error error;
+    if (!data_coder_open(&coder)) { return; }
+    data_store(data_path("h.jsonl"), jsonl, sizeof(jsonl) - 1);
+    CHECK_OK(hellaswag_write(data_path("h.bin"), data_path("h.jsonl"), &coder.encoder, &error), error);
+    bool good = hellaswag_open(&set, data_path("h.bin"), 700, &error);
+    CHECK_OK(good, error);
+    if (good) {
+        static const char* const expected[] = {"A man is", " one", " two words", " 3", " f\xC3\xA9"};
+        CHECK(set.count == 2 && set.examples[0].label == 2 && set.examples[1].label == 0, "%zu examples", set.count);
+        for (int i = 0; i < 5; i++) {
+            const HellaSwagExample* e = &set.examples[0];
+            const uint16_t* tokens = i == 0 ? e->context : e->ending[i - 1];
+            ByteBuffer text = {NULL, 0, 0};
+            for (int k = 0; k < (i == 0 ? e->context_count : e->ending_count[i - 1]); k++) {
+                int32_t token = tokens[k];
+                CHECK_OK(tokenizer_decode(&coder.tokenizer, &token, 1, &text, &error), error);
+            }
+            CHECK(text.count == strlen(expected[i]) && memcmp(text.data, expected[i], text.count) == 0, "part %d: \"%.*s\"", i, (int)text.count, (char*)text.data);
+            bytes_free(&text);
+        }
+        hellaswag_close(&set);
+    }
+    CHECK_FAILS(hellaswag_open(&set, data_path("h.bin"), 40, &error), error, "vocabulary of 40");
+    data_seed(23);
+    data_damage(data_read_hellaswag, data_path("h.bin"), false);
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        data_store(data_path("hbad.jsonl"), bad[i], strlen(bad[i]));
+        CHECK_FAILS(hellaswag_write(data_path("hbad.bin"), data_path("hbad.jsonl"), &coder.encoder, &error), error, "hbad.jsonl:1:");
+    }
+    data_coder_close(&coder);
+}
+
+static const TestRow data_tests[] = {
+    {"pretokenize: equals GPT-2's pattern run by PCRE2", data_pretokens_equal_pattern},
+    {"pretokenize: broken UTF-8 and known cases", data_pretokens_of_broken_text},
+    {"bpe: ids equal tiktoken's on the fixture", data_encode_equals_fixture},
+    {"bpe: merging equals the rule word for word", data_merge_equals_naive},
+    {"bpe: every byte survives the round trip", data_round_trips},
+    {"bpe: words of 1 MB do not hang", data_long_words},
+    {"bpe: training equals the example by hand", data_train_by_hand},
+    {"bpe: training gives the fixture's vocabulary, in any order", data_train_equals_fixture},
+    {"bpe: training on hard texts", data_train_hard_texts},
+    {"tokenizer: llm.c's file, rank file and vocab.bpe", data_tokenizer_formats},
+    {"tokenizer: llm.c's version 1", data_tokenizer_version_1},
+    {"tokenizer: damaged files", data_tokenizer_damaged},
+    {"shards: bytes on disk, damaged files", data_shard_bytes},
+    {"shards: cut at the size asked for, old ones removed", data_shard_writer},
+    {"loader: every place once an epoch, in another order", data_permutation},
+    {"loader: sequences straddle unequal shards", data_loader_straddles},
+    {"loader: a pure function of seed and index", data_loader_is_pure},
+    {"loader: refusals", data_loader_refusals},
+    {"loader: a shard of more than 2^31 bytes", data_loader_large},
+    {"text: documents of plain files, blocks of any size", data_text_documents},
+    {"text: JSONL, good and malformed", data_text_jsonl},
+    {"text: the share for validation", data_text_validation},
+    {"tokenize: a whole run, and the same with other threads", data_tokenize_whole},
+    {"tokenize: refusals", data_tokenize_refusals},
+    {"hellaswag: write, read, damaged files", data_hellaswag},
+};
