@@ -64,7 +64,7 @@ static bool loader_open_shards(Loader* loader, const char* pattern, Error* error
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    int status = glob(pattern, 0, NULL, &found);
+    int status = glob(pattern, access(pattern, F_OK) == 0 ? GLOB_NOCHECK : 0, NULL, &found); // a name may itself hold brackets
     size_t count = status == 0 ? found.gl_pathc : 0;
     bool good = true;
     loader->shards = (Shard*)need(calloc(count + 1, sizeof(Shard)));

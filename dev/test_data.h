@@ -36,7 +36,7 @@ static void data_must_fail(DataReader read, const char* path, const char* how, s
 // Feeds a reader damaged copies of the good file at `good`: shorter, longer, foreign, empty, with bits flipped. With a checksum file
 // beside it, every flip must be found; without one, `flips_found` says whether it must be.
 static void data_damage(DataReader read, const char* good, bool flips_found) {
-    static const char* const foreign[] = {"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", "\x7f" "ELF\x02\x01\x01", "\n", " ", "{}"};
+    static const char* const foreign[] = {"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", "\177ELF\002\001\001", "\n", " ", "{}"};
     ByteBuffer data = {NULL, 0, 0};
     char path[PATH_MAX], sidecar[PATH_MAX], copy[PATH_MAX];
     Error error;
@@ -381,6 +381,10 @@ static void data_loader_refusals(void) {
     CHECK_OK(loader_open(&loader, data_path("r_0.bin"), 19, 0, true, 100, &error), error); // a plain file, exactly one sequence
     CHECK(loader.sequences == 1 && loader_sequence(&loader, 12345, tokens, &error) && tokens[19] == 19, "%d", tokens[19]);
     loader_close(&loader);
+    CHECK(rename(data_path("r_0.bin"), data_path("r[0].bin")) == 0, "%s", strerror(errno)); // a name that looks like a pattern
+    CHECK_OK(loader_open(&loader, data_path("r[0].bin"), 19, 0, true, 100, &error), error);
+    loader_close(&loader);
+    CHECK(rename(data_path("r[0].bin"), data_path("r_0.bin")) == 0, "%s", strerror(errno));
     CHECK_OK(loader_open(&loader, data_path("r_*.bin"), 16, 0, false, 30, &error), error);
     CHECK_OK(loader_sequence(&loader, 0, tokens, &error), error);
     CHECK_FAILS(loader_sequence(&loader, 1, tokens, &error), error, "r_1.bin: token 10 is 30, but the vocabulary has 30");
