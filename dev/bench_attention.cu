@@ -7,7 +7,9 @@ typedef struct {
     int B, T, NH, HS;
 } BenchShape;
 
-static const BenchShape bench_shapes[] = {{4, 64, 12, 64}, {8, 256, 6, 64}, {2, 1024, 12, 64}, {1, 2048, 12, 64}, {2, 1024, 8, 80}, {2, 1024, 6, 128}};
+static const BenchShape bench_shapes[] = {
+    {4, 64, 12, 64}, {8, 256, 6, 64}, {2, 1024, 12, 64}, {1, 2048, 12, 64}, {2, 1024, 8, 80}, {2, 1024, 6, 128},
+};
 
 // floatX values around zero with a spread of one or so
 static void bench_fill(floatX* device, size_t n) {

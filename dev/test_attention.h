@@ -76,7 +76,8 @@ static void attention_reference_lse(double* lse, const double* qkv, AttentionCas
 static void attention_check(AttentionCase c, double scale, double tolerance, double gradient_tolerance, bool team) {
     const size_t T = (size_t)c.T, B = (size_t)c.B, NH = (size_t)c.NH, C = NH * (size_t)c.HS, n = B * T * C;
     AttentionRun run = attention_run_new(c, scale, 7 + T + C);
-    double *out = reference_zeros(n), *prob = reference_zeros(B * NH * T * T), *dqkv = reference_zeros(3 * n), *lse = reference_zeros(B * NH * T);
+    double *out = reference_zeros(n), *prob = reference_zeros(B * NH * T * T), *dqkv = reference_zeros(3 * n);
+    double* lse = reference_zeros(B * NH * T);
     reference_attention(out, prob, run.qkv.was, B, T, C, NH);
     reference_attention_backward(dqkv, run.dout.was, prob, run.qkv.was, B, T, C, NH);
     attention_reference_lse(lse, run.qkv.was, c);
@@ -174,7 +175,8 @@ static void test_attention_causal(void) {
             attention_run(&run, c, team);
             double* after = ops_download(&run.out, "causal");
             CHECK(!memcmp(before, after, cuts[i] * C * sizeof(double)), "outputs before token %zu depend on it", cuts[i]);
-            CHECK(memcmp(before + cuts[i] * C, after + cuts[i] * C, C * sizeof(double)), "the output of token %zu does not depend on it", cuts[i]);
+            CHECK(memcmp(before + cuts[i] * C, after + cuts[i] * C, C * sizeof(double)), "the output of token %zu does not depend on it",
+                  cuts[i]);
             free(before);
             free(after);
             attention_run_free(&run);
@@ -225,7 +227,8 @@ static void test_attention_decode(void) {
         const AttentionCase c = cases[k];
         const size_t C = (size_t)(c.NH * c.HS), n = (size_t)c.T * C;
         AttentionRun run = attention_run_new(c, 1.0, 17);
-        OpsTensor k_cache = ops_upload(NULL, n, c.shift, false), v_cache = ops_upload(NULL, n, c.shift, false), out = ops_upload(NULL, n, c.shift, false);
+        OpsTensor k_cache = ops_upload(NULL, n, c.shift, false), v_cache = ops_upload(NULL, n, c.shift, false);
+        OpsTensor out = ops_upload(NULL, n, c.shift, false);
         attention_run(&run, c, false);
         for (int t = 0; t < c.T; t++) {
             attention_decode(out.x + (size_t)t * C, run.qkv.x + (size_t)t * 3 * C, k_cache.x, v_cache.x, t, (int)C, c.NH);

@@ -38,7 +38,8 @@ DEVICE void attention_team_load(Team t, float* tile, const floatX* x, size_t x_s
 }
 
 // x[row * x_stride + 0..HS) = factor * row_factor[row] * tile; row_factor may be NULL
-DEVICE void attention_team_store(Team t, floatX* x, size_t x_stride, const float* tile, int valid, int HS, float factor, const float* row_factor) {
+DEVICE void attention_team_store(Team t, floatX* x, size_t x_stride, const float* tile, int valid, int HS, float factor,
+                                 const float* row_factor) {
     int stride = attention_stride(HS), r = t.rank / HS, d = t.rank % HS, r_step = t.size / HS, d_step = t.size % HS;
     for (int i = t.rank; i < valid * HS; i += t.size) {
         store(x + (size_t)r * x_stride + d, factor * (row_factor ? row_factor[r] : 1.0f) * tile[r * stride + d]);
@@ -119,7 +120,8 @@ DEVICE void attention_team_softmax(Team t, float* scores, float* high, float* su
 }
 
 // One team takes `rows` queries of one head; tasks run over heads fastest, the last (longest) tile first.
-DEVICE void attention_forward_team_tile(Team t, size_t task, floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, int rows) {
+DEVICE void attention_forward_team_tile(Team t, size_t task, floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH,
+                                        int rows) {
     const int HS = C / NH, stride = attention_stride(HS);
     const size_t heads = (size_t)B * (size_t)NH, index = task % heads, h = index % (size_t)NH;
     const int query = (int)(ceil_div((size_t)T, (size_t)rows) - 1 - task / heads) * rows, valid = T - query < rows ? T - query : rows;
@@ -204,21 +206,26 @@ DEVICE void attention_backward_team_tile(Team t, size_t task, floatX* dqkv, cons
     float *y_other = x_other + ATTENTION_OTHER * stride, *weights = y_other + ATTENTION_OTHER * stride;
     float *dweights = weights + rows * (ATTENTION_OTHER + 1), *ones = dweights + rows * (ATTENTION_OTHER + 1);
     attention_team_load(t, x, (keys ? k : q) + (size_t)own * 3 * width, 3 * width, valid, rows, HS, keys ? 1.0f : scale);
-    attention_team_load(t, y, keys ? v + (size_t)own * 3 * width : g + (size_t)own * width, keys ? 3 * width : width, valid, rows, HS, 1.0f);
+    const size_t y_stride = keys ? 3 * width : width, y_other_stride = 4 * width - y_stride;
+    attention_team_load(t, y, (keys ? v : g) + (size_t)own * y_stride, y_stride, valid, rows, HS, 1.0f);
     TEAM_FOR(i, 2 * area) { dx[i] = 0.0f; } // and dy
     TEAM_FOR(r, rows) { ones[r] = 1.0f; }
     for (int other = begin; other < end; other += ATTENTION_OTHER) {
-        const size_t three = (size_t)other * 3 * width;
-        attention_team_load(t, x_other, (keys ? q : k) + three, 3 * width, T - other, ATTENTION_OTHER, HS, keys ? scale : 1.0f);
-        attention_team_load(t, y_other, keys ? g + (size_t)other * width : v + three, keys ? width : 3 * width, T - other, ATTENTION_OTHER, HS, 1.0f);
+        attention_team_load(t, x_other, (keys ? q : k) + (size_t)other * 3 * width, 3 * width, T - other, ATTENTION_OTHER, HS,
+                            keys ? scale : 1.0f);
+        const floatX* y_from = (keys ? g : v) + (size_t)other * y_other_stride;
+        attention_team_load(t, y_other, y_from, y_other_stride, T - other, ATTENTION_OTHER, HS, 1.0f);
         team_sync(t);
         attention_team_product(t, weights, ATTENTION_OTHER + 1, x, stride, x_other, stride, 1, rows, ATTENTION_OTHER, HS, NULL);
         attention_team_product(t, dweights, ATTENTION_OTHER + 1, y, stride, y_other, stride, 1, rows, ATTENTION_OTHER, HS, NULL);
         team_sync(t);
-        attention_team_weights_backward(t, weights, dweights, lse + index * (size_t)T, delta + index * (size_t)T, keys, own, other, rows, T);
+        attention_team_weights_backward(t, weights, dweights, lse + index * (size_t)T, delta + index * (size_t)T, keys, own, other, rows,
+                                        T);
         team_sync(t);
         attention_team_product(t, dx, stride, dweights, ATTENTION_OTHER + 1, x_other, 1, stride, rows, HS, ATTENTION_OTHER, ones);
-        if (keys) { attention_team_product(t, dy, stride, weights, ATTENTION_OTHER + 1, y_other, 1, stride, rows, HS, ATTENTION_OTHER, ones); }
+        if (keys) {
+            attention_team_product(t, dy, stride, weights, ATTENTION_OTHER + 1, y_other, 1, stride, rows, HS, ATTENTION_OTHER, ones);
+        }
         team_sync(t);
     }
     floatX* to = dqkv + (token + (size_t)own) * 3 * width + at;
@@ -249,7 +256,8 @@ DEVICE float attention_dot(const float* a, const floatX* b, int n) {
 }
 
 // One head of one new token: stores its k and v, then attends to all positions up to it.
-DEVICE void attention_decode_head(Team t, size_t h, floatX* out, const floatX* qkv, floatX* k_cache, floatX* v_cache, int position, int C, int NH) {
+DEVICE void attention_decode_head(Team t, size_t h, floatX* out, const floatX* qkv, floatX* k_cache, floatX* v_cache, int position,
+                                  int C, int NH) {
     const int HS = C / NH;
     const size_t at = h * (size_t)HS;
     const float scale = 1.0f / sqrtf((float)HS);

@@ -43,7 +43,8 @@ typedef struct {
 
 static AttentionShape attention_shape(int T, int C, int NH) {
     int HS = C / NH;
-    AttentionShape s = {T, C, NH, HS, (int)round_up((size_t)HS, ATTENTION_PAD), (int)ceil_div((size_t)T, ATTENTION_TILE), 1.0f / sqrtf((float)HS)};
+    int width = (int)round_up((size_t)HS, ATTENTION_PAD), tiles = (int)ceil_div((size_t)T, ATTENTION_TILE);
+    AttentionShape s = {T, C, NH, HS, width, tiles, 1.0f / sqrtf((float)HS)};
     return s;
 }
 
@@ -244,7 +245,8 @@ static void attention_store_output(floatX* out, float* lse, const AttentionQueri
 }
 
 // Query tiles [begin, end) of one head, at most ATTENTION_GROUP. head: q of the head's first token; out likewise; lse (T)
-static void attention_forward_group(floatX* out, float* lse, const floatX* head, int begin, int end, const AttentionShape* s, float* scratch) {
+static void attention_forward_group(floatX* out, float* lse, const floatX* head, int begin, int end, const AttentionShape* s,
+                                    float* scratch) {
     const size_t C = (size_t)s->C, area = ATTENTION_TILE * (size_t)s->width, rows_before = (size_t)begin * ATTENTION_TILE;
     float *k = scratch, *v = k + area, *scores = v + area, *factor = scores + ATTENTION_TILE * ATTENTION_TILE;
     AttentionQueries group[ATTENTION_GROUP];
@@ -266,7 +268,8 @@ static void attention_forward_group(floatX* out, float* lse, const floatX* head,
         attention_load_tile(k, base + C, 3 * C, keys, s, 1.0f);
         attention_load_tile(v, base + 2 * C, 3 * C, keys, s, 1.0f);
         for (int g = other > begin ? other - begin : 0; g < end - begin; g++) {
-            attention_forward_pair(group + g, scores, factor, k, v, attention_tile_rows(s, begin + g), keys, other == 0, other == begin + g, s);
+            int rows = attention_tile_rows(s, begin + g);
+            attention_forward_pair(group + g, scores, factor, k, v, rows, keys, other == 0, other == begin + g, s);
         }
     }
     for (int g = 0; g < end - begin; g++) {
@@ -423,7 +426,7 @@ static void attention_backward_tasks(floatX* dqkv, const floatX* dout, const flo
         float* scratch = (float*)team_arena(attention_backward_floats(&s, s.tiles) * sizeof(float));
 #pragma omp for schedule(dynamic)
         for (size_t task = 0; task < count; task++) {
-            size_t index = task % heads, b = index / (size_t)NH, h = index % (size_t)NH, row = b * (size_t)T * (size_t)C, at = h * (size_t)s.HS;
+            size_t index = task % heads, row = index / (size_t)NH * (size_t)T * (size_t)C, at = index % (size_t)NH * (size_t)s.HS;
             AttentionHead head = {dqkv + 3 * row + at, dout + row + at, out + row + at, qkv + 3 * row + at, lse + index * (size_t)T};
             int tile = (int)(task / heads / 2); // the longest first
             if (!split) {
