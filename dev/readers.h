@@ -1,17 +1,30 @@
 // readers.h - every reader of files in one table, with a way to make a good file for it: for tests that damage files and for the
 // fuzz target (fuzz_readers.c). A new reader needs a row here and nothing else.
 #pragma once
+#include "../dataloader/hellaswag.h"
+#include "../dataloader/shards.h"
+#include "../dataloader/text.h"
+#include "../dataloader/tokenizer.h"
 #include "../trainer/checkpoint.h"
 #include "../trainer/debug_state.h"
+#include "../trainer/log.h"
 #include "../trainer/model_file.h"
+#include "../trainer/options.h"
 #include "../trainer/safetensors_writer.h"
 
 typedef struct {
     const char* name;
     bool (*write_seed)(const char* path, int variant, Error* error); // any variant is good
     bool (*read)(const char* path, Error* error);                   // all of the file, with everything freed again
-    bool flips_found; // a changed byte anywhere is an error (the file holds checksums or only counts and indices)
+    int finds; // what this reader is sure to refuse: READER_ANYTHING below
 } ReaderRow;
+
+enum {
+    READER_ANYTHING, // it takes any bytes, or most
+    READER_FOREIGN,  // refuses other kinds of files
+    READER_CUT,      // also one that is cut short or followed by more
+    READER_CHANGED   // also one with any changed byte
+};
 
 // max_seq_len 4, vocab_size 5, layers 2, heads 2, channels 4, padded_vocab 128: 1024 parameters
 static const ModelHeader reader_model = {4, 5, 2, 2, 4, 128};
@@ -119,9 +132,234 @@ static bool reader_done_read(const char* path, Error* error) {
     return good;
 }
 
+// Text of some lines as a good file.
+static bool reader_write_text(const char* path, const char* text, Error* error) {
+    FileWriter file;
+    return file_create(&file, path, error) && file_write(&file, text, strlen(text), error) && file_commit(&file, error);
+}
+
+// What the writers of data sets lay beside a file is of no use here.
+static bool reader_drop_sidecar(bool good, const char* path, Error* error) {
+    char name[PATH_MAX];
+    if (good && sidecar_name(name, path, error)) { unlink(name); }
+    return good;
+}
+
+static bool reader_shard_seed(const char* path, int variant, Error* error) {
+    uint16_t narrow[40];
+    uint32_t wide[40];
+    for (uint32_t i = 0; i < 40; i++) { narrow[i] = (uint16_t)(wide[i] = i * 1237 % 50257); }
+    return reader_drop_sidecar(shard_write(path, variant % 2 ? (const void*)wide : narrow, 40, variant % 2 ? 4 : 2, error), path, error);
+}
+
+static bool reader_shard_read(const char* path, Error* error) {
+    Shard shard;
+    int32_t tokens[16];
+    if (!shard_open(&shard, path, error)) { return false; }
+    bool good = shard_verify(&shard, error);
+    for (uint64_t at = 0; good && at < shard.tokens; at += COUNT_OF(tokens)) {
+        good = shard_read(&shard, at, (size_t)(shard.tokens - at < COUNT_OF(tokens) ? shard.tokens - at : COUNT_OF(tokens)), tokens, 50257, error);
+    }
+    shard_close(&shard);
+    return good;
+}
+
+static void reader_byte_tokenizer(Tokenizer* tokenizer) {
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    for (int b = 0; b < 256; b++) {
+        uint8_t byte = (uint8_t)b;
+        tokenizer_append(tokenizer, &byte, 1);
+    }
+    tokenizer_append(tokenizer, (const uint8_t*)" th", 3);
+    tokenizer->eot = 257;
+    tokenizer_append(tokenizer, (const uint8_t*)END_OF_TEXT, strlen(END_OF_TEXT));
+}
+
+static bool reader_tokenizer_seed(const char* path, int variant, Error* error) {
+    (void)variant;
+    Tokenizer tokenizer;
+    reader_byte_tokenizer(&tokenizer);
+    bool good = tokenizer_write(&tokenizer, path, error);
+    tokenizer_free(&tokenizer);
+    return reader_drop_sidecar(good, path, error);
+}
+
+// Ranks of tiktoken, merges of GPT-2: lines, so that a file cut between two of them is good.
+static bool reader_ranks_seed(const char* path, int variant, Error* error) {
+    char lines[8192] = "#version: 0.2\n\xc4\xa0 t\n\xc4\xa0t h\ni n\nin g\n";
+    if (variant % 2 == 0) {
+        size_t at = 0;
+        for (unsigned b = 0; b < 256; b++) { // two characters for 8 bits and four zero ones, and two of filling
+            static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+            at += (size_t)snprintf(lines + at, sizeof(lines) - at, "%c%c== %u\n", digits[b >> 2], digits[(b & 3) << 4], b);
+        }
+        snprintf(lines + at, sizeof(lines) - at, "IHQ= 256\n");
+    }
+    return reader_write_text(path, lines, error);
+}
+
+static bool reader_tokenizer_read(const char* path, Error* error) {
+    Tokenizer tokenizer;
+    ByteBuffer text = {NULL, 0, 0};
+    if (!tokenizer_open(&tokenizer, path, error)) { return false; }
+    bool good = true;
+    for (size_t id = 0; good && id < tokenizer.vocab_size; id++) {
+        int32_t token = (int32_t)id;
+        good = tokenizer_decode(&tokenizer, &token, 1, &text, error);
+    }
+    Encoder encoder;
+    Error reason; // many broken vocabularies cannot encode; that is for encoder_open to say. It is slow: one in 32 is tried
+    bool tried = good && crc32c(0, text.data, text.count) % 32 == 0;
+    if (tried && encoder_open(&encoder, &tokenizer, &reason)) {
+        EncodeWork work;
+        TokenBuffer tokens = {NULL, 0, 0};
+        encode_work_new(&work);
+        encode_text(&encoder, &work, text.data, min_size(text.count, 2000), &tokens);
+        encode_work_free(&work);
+        tokens_free(&tokens);
+        encoder_close(&encoder);
+    }
+    bytes_free(&text);
+    tokenizer_free(&tokenizer);
+    return good;
+}
+
+static bool reader_hellaswag_seed(const char* path, int variant, Error* error) {
+    uint16_t words[80];
+    int32_t header[256] = {HELLASWAG_MAGIC, 1, 2, 44};
+    size_t count = 0;
+    for (uint16_t example = 0; example < 2; example++) {
+        uint16_t endings = (uint16_t)(1 + (variant + example) % 3), longest = (uint16_t)(2 * (6 + 2 + 4 * (endings + 1)));
+        uint16_t start[8] = {HELLASWAG_START, longest, example, 3, HELLASWAG_ENDINGS, 2, 11, 12};
+        for (size_t i = 0; i < 8; i++) { words[count++] = start[i]; }
+        for (int ending = 0; ending < HELLASWAG_ENDINGS; ending++) {
+            words[count++] = endings;
+            for (uint16_t i = 0; i < endings; i++) { words[count++] = (uint16_t)(100 + i); }
+        }
+    }
+    FileWriter file;
+    return file_create(&file, path, error) && file_write(&file, header, sizeof(header), error) && file_write(&file, words, 2 * count, error) &&
+           file_commit(&file, error);
+}
+
+static bool reader_hellaswag_read(const char* path, Error* error) {
+    HellaSwag set;
+    if (!hellaswag_open(&set, path, 50257, error)) { return false; }
+    uint64_t sum = 0;
+    for (size_t i = 0; i < set.count; i++) {
+        const HellaSwagExample* e = &set.examples[i];
+        for (int k = 0; k < e->context_count; k++) { sum += e->context[k]; }
+        for (int ending = 0; ending < HELLASWAG_ENDINGS; ending++) {
+            for (int k = 0; k < e->ending_count[ending]; k++) { sum += e->ending[ending][k]; }
+        }
+    }
+    hellaswag_close(&set);
+    return sum < UINT64_MAX || fail(error, "no sum");
+}
+
+static bool reader_jsonl_seed(const char* path, int variant, Error* error) {
+    static const char* const texts[2] = {
+        "{\"ind\": 4, \"ctx\": \"A man\", \"label\": \"2\", \"endings\": [\"sits.\", \"runs\\n\", \"\\u00e4ts \\ud83d\\ude00\", \"x\"], \"text\": \"\"}\n"
+        "{\"label\":0,\"endings\":[\"a\",\"b\",\"c\",\"d\"],\"ctx\":\"\xc3\xa4\",\"more\":[[{\"a\":[1,2.5e-3,null,true]}],{}],\"text\":\"yes\"}\n",
+        "\n{\"text\": \"the text\", \"ctx\": \"t\", \"endings\": [\"1\", \"2\", \"3\", \"4\"], \"label\": 3}",
+    };
+    return reader_write_text(path, texts[variant % 2], error);
+}
+
+static bool reader_questions_read(const char* path, Error* error) {
+    static Tokenizer tokenizer;
+    static Encoder encoder;
+    static EncodeWork work; // both are slow to make
+    HellaSwagWriter writer;
+    FileReader file;
+    if (tokenizer.vocab_size == 0) {
+        reader_byte_tokenizer(&tokenizer);
+        encode_work_new(&work);
+        if (!encoder_open(&encoder, &tokenizer, error)) { return false; }
+    }
+    if (!file_open(&file, path, error)) { return false; }
+    memset(&writer, 0, sizeof(writer));
+    writer.encoder = &encoder;
+    writer.work = work;
+    bool good = hellaswag_add_file(&writer, &file, error);
+    work = writer.work;
+    bytes_free(&writer.text);
+    bytes_free(&writer.words);
+    tokens_free(&writer.tokens);
+    file_close(&file);
+    return good;
+}
+
+static bool reader_text_read_as(const char* path, TextFormat format, const char* separator, Error* error) {
+    const char* paths[1] = {path};
+    TextConfig config;
+    TextReader reader;
+    memset(&config, 0, sizeof(config));
+    config.paths = paths;
+    config.path_count = 1;
+    config.format = format;
+    config.separator = separator;
+    config.val_fraction = 0.3;
+    config.block = 61; // many blocks
+    text_open(&reader, &config);
+    bool good = text_next(&reader, error);
+    while (good && reader.piece_count > 0) { good = text_next(&reader, error); }
+    text_close(&reader);
+    return good;
+}
+
+static bool reader_json_text_read(const char* path, Error* error) { return reader_text_read_as(path, TEXT_JSONL, NULL, error); }
+
+static bool reader_text_seed(const char* path, int variant, Error* error) {
+    return reader_write_text(path, variant % 2 ? "one\n\n\ntwo, three\n\n" : "It's  a   text\r\nof \xc3\xa4 few\xe2\x80\x83words.\n\nAnd\xff more", error);
+}
+
+static bool reader_text_read(const char* path, Error* error) {
+    return reader_text_read_as(path, TEXT_PLAIN, NULL, error) && reader_text_read_as(path, TEXT_PLAIN, "blank", error) &&
+           reader_text_read_as(path, TEXT_PLAIN, "one", error);
+}
+
+static bool reader_options_seed(const char* path, int variant, Error* error) {
+    static Options options;
+    (void)variant;
+    options_defaults(&options, COMMAND_TRAIN);
+    return options_save(&options, path, error);
+}
+
+static bool reader_options_read(const char* path, Error* error) {
+    static Options options;
+    options_defaults(&options, COMMAND_TRAIN);
+    return options_load(&options, path, error);
+}
+
+static bool reader_log_seed(const char* path, int variant, Error* error) {
+    return reader_write_text(path,
+                             variant % 2 ? "{\"step\":0,\"event\":\"train\",\"loss\":10.9}\n{\"step\":1,\"event\":\"val\"}\n{\"step\":7,\"event\":\"train\"}\n"
+                                         : "# steps = 10\ns:0 tel:10.9\ns:0 trl:10.8 lr:0.001 norm:2.1\ns:1 eval:0.25\ns:9 trl:5.0\n",
+                             error);
+}
+
+// Cuts the file; what is left must be cut no further by the same step.
+static bool reader_log_read(const char* path, Error* error) {
+    unsigned kept = 0, again = 0;
+    bool good = log_cut(path, true, 5, &kept, error) && log_cut(path, false, 5, &kept, error) && log_cut(path, true, 1, &kept, error);
+    kept = 0;
+    return good && log_cut(path, false, 1, &kept, error) && log_cut(path, false, 1, &again, error) &&
+           (kept == again || fail(error, "%s: cutting twice finds other lines", path));
+}
+
 static const ReaderRow reader_rows[] = {
-    {"model file", reader_model_seed, reader_model_read, false},
-    {"debug state", reader_debug_seed, reader_debug_read, false},
-    {"safetensors", reader_safetensors_seed, reader_safetensors_read, false},
-    {"checkpoint mark", reader_done_seed, reader_done_read, true},
+    {"model file", reader_model_seed, reader_model_read, READER_CUT},
+    {"debug state", reader_debug_seed, reader_debug_read, READER_CUT},
+    {"safetensors", reader_safetensors_seed, reader_safetensors_read, READER_CUT},
+    {"checkpoint mark", reader_done_seed, reader_done_read, READER_CHANGED},
+    {"token shard", reader_shard_seed, reader_shard_read, READER_CUT},
+    {"tokenizer", reader_tokenizer_seed, reader_tokenizer_read, READER_CUT},
+    {"tokenizer as text", reader_ranks_seed, reader_tokenizer_read, READER_FOREIGN},
+    {"HellaSwag", reader_hellaswag_seed, reader_hellaswag_read, READER_CUT},
+    {"HellaSwag's JSONL", reader_jsonl_seed, reader_questions_read, READER_FOREIGN},
+    {"JSONL", reader_jsonl_seed, reader_json_text_read, READER_FOREIGN},
+    {"text", reader_text_seed, reader_text_read, READER_ANYTHING},
+    {"options", reader_options_seed, reader_options_read, READER_FOREIGN},
+    {"log", reader_log_seed, reader_log_read, READER_ANYTHING},
 };

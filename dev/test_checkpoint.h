@@ -339,7 +339,7 @@ static void checkpoint_survives_full_disk(void) {
         setrlimit(RLIMIT_FSIZE, &before);
         CHECK(!good, "saved beyond a limit of %zu bytes", (size_t)limits[i]);
         CHECK(strncmp(error.text, "cannot save the checkpoint of step 20: writing ", 47) == 0, "message: %s", error.text);
-        CHECK(strstr(error.text, "free disk space or keep fewer checkpoints; earlier checkpoints are untouched"), "message: %s", error.text);
+        CHECK(strstr(error.text, "free some space or lower --keep; earlier checkpoints are untouched"), "message: %s", error.text);
         CHECK(!strchr(error.text, '\n'), "more than one line");
         CHECK(checkpoint_test_count(out, false) == 1, "%d names after a limit of %zu", checkpoint_test_count(out, false), (size_t)limits[i]);
         CHECK(checkpoint_test_latest(out, &notice) == 10 && notice.text[0] == 0, "the previous one: %s", notice.text);
@@ -383,13 +383,13 @@ static void checkpoint_refuses(void) {
     CheckpointWriter writer;
     Error error;
     const char* out = files_path("refuses");
-    CHECK_FAILS(checkpoint_begin(&writer, "", 1, &error), error, "give one with --out");
-    CHECK_FAILS(checkpoint_begin(&writer, "/proc/nowhere", 1, &error), error, "cannot make folder /proc/nowhere");
+    CHECK_FAILS(checkpoint_begin(&writer, "", 1, &error), error, "give one with --output");
+    CHECK_FAILS(checkpoint_begin(&writer, "/proc/nowhere", 1, &error), error, "cannot make the folder /proc/nowhere");
     memset(path, 'x', PATH_MAX - 1);
     path[PATH_MAX - 1] = 0;
-    CHECK_FAILS(checkpoint_begin(&writer, path, 1, &error), error, "is too long");
+    CHECK_FAILS(checkpoint_begin(&writer, path, 1, &error), error, "folder");
     files_dump(files_path("plain"), "x", 1);
-    CHECK_FAILS(checkpoint_begin(&writer, files_path("plain"), 1, &error), error, "Not a directory");
+    CHECK_FAILS(checkpoint_begin(&writer, files_path("plain"), 1, &error), error, "cannot make the folder");
     CHECK_OK(checkpoint_begin(&writer, out, 1, &error), error);
     CHECK_FAILS(checkpoint_commit(&writer, &error), error, "holds no file");
     CHECK(checkpoint_test_count(out, false) == 0, "an empty checkpoint left something");
@@ -418,10 +418,6 @@ static void checkpoint_forecast(void) {
     }
     uint64_t forecast = checkpoint_bytes(model_file_bytes(&reader_model, MODEL_FP32), READER_MODEL_ELEMENTS * 4, 1);
     CHECK(taken > 9000 && taken <= forecast && forecast < taken + 200000, "forecast %" PRIu64 ", taken %" PRIu64, forecast, taken);
-    CHECK_OK(checkpoint_check_space(out, forecast, &error), error);
-    CHECK_OK(checkpoint_check_space(files_path("space/not/there/yet"), forecast, &error), error);
-    CHECK_OK(checkpoint_check_space("not_there_either", 1, &error), error);
-    CHECK_FAILS(checkpoint_check_space(out, (uint64_t)1 << 60, &error), error, "checkpoints will need 1152921504.6 GB");
     checkpoint_test_clear(out);
 }
 
