@@ -41,7 +41,7 @@
 // ---------------------------------------------------------------------------------------------------------------------------
 // Settings for tests
 
-typedef enum { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_RANDOM, CUDA_ORDERS } CudaOrder;
+enum CudaOrder { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_RANDOM, CUDA_ORDERS };
 static const char* const cuda_order_names[CUDA_ORDERS] = {"forward", "reverse", "random"};
 
 static CudaOrder cuda_order_from_environment(void) {
@@ -64,7 +64,7 @@ static size_t cuda_on_cpu_max_blocks = 8;                           // launches 
 
 enum { WARP_LANES = 32, BLOCK_MAX_THREADS = 1024, BLOCK_MAX_WARPS = BLOCK_MAX_THREADS / WARP_LANES };
 
-typedef enum { FIBER_READY, FIBER_AT_WARP, FIBER_AT_BLOCK, FIBER_DONE } FiberState;
+enum FiberState { FIBER_READY, FIBER_AT_WARP, FIBER_AT_BLOCK, FIBER_DONE };
 
 // The call in the source that a thread waits in.
 struct CudaSite {
@@ -422,7 +422,8 @@ static void fiber_start(Fiber* fiber, int thread) {
         fiber->stack = memory + guard;
     }
 #if CUDA_ON_CPU_ASAN
-    __asan_unpoison_memory_region(fiber->stack, CUDA_ON_CPU_STACK);
+    // the last run never returned from its outermost frames: their red zones are still marked
+    __asan_unpoison_memory_region(fiber->stack + CUDA_ON_CPU_STACK - 16384, 16384);
 #endif
     void** frame = (void**)(fiber->stack + CUDA_ON_CPU_STACK - 64 - thread * 320 % 4096) - FIBER_FRAME_WORDS;
     memset(frame, 0, FIBER_FRAME_WORDS * sizeof(void*));
@@ -486,103 +487,41 @@ template <class Kernel> void cuda_on_cpu_launch(unsigned blocks, unsigned thread
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// The runtime calls that the program makes. Device memory is malloc's, so ASan guards its ends.
+// The runtime calls that the program makes. Work is done before a call returns. Device memory is malloc's, so ASan guards its ends.
 
-typedef enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 } cudaError_t;
-typedef enum { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice } cudaMemcpyKind;
+enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 typedef struct CUstream_st* cudaStream_t;
-struct CudaEvent {
-    double seconds;
-};
-typedef CudaEvent* cudaEvent_t;
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
-struct cudaDeviceProp {
-    char name[256];
-    int major, minor, multiProcessorCount;
-    size_t totalGlobalMem;
-};
-
-static inline size_t cuda_on_cpu_memory(void) { return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE); }
-
-static inline const char* cudaGetErrorString(cudaError_t status) {
-    return status == cudaSuccess ? "no error" : status == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
-}
+static inline const char* cudaGetErrorString(cudaError_t status) { return status == cudaSuccess ? "no error" : "out of memory"; }
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 
+// More than the machine has is refused, not promised.
 static inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
-    *memory = bytes > cuda_on_cpu_memory() ? NULL : malloc(max_size(bytes, 1));
+    size_t most = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    *memory = bytes > most ? NULL : malloc(max_size(bytes, 1));
     if (!*memory) { return cudaErrorMemoryAllocation; }
     memset(*memory, 0xff, bytes);
     return cudaSuccess;
 }
+
 static inline cudaError_t cudaFree(void* memory) {
     free(memory);
     return cudaSuccess;
 }
+
 static inline cudaError_t cudaMallocHost(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 static inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
 
-static inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
     memmove(to, from, bytes);
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = NULL) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
+
 static inline cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
     memset(memory, value, bytes);
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t = NULL) { return cudaMemset(memory, value, bytes); }
-static inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-    *free_bytes = *total_bytes = cuda_on_cpu_memory();
-    return cudaSuccess;
-}
 
-// Work is done before a call returns: streams and events have nothing to wait for.
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    *stream = NULL;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+static inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) { return cudaMemset(memory, value, bytes); }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
-static inline cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-
-static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-    *event = (cudaEvent_t)need(calloc(1, sizeof(CudaEvent)));
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    free(event);
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = NULL) {
-    event->seconds = seconds_now();
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-static inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    *milliseconds = (float)((end->seconds - start->seconds) * 1e3);
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-static inline cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-    memset(properties, 0, sizeof(*properties));
-    strcpy(properties->name, "CUDA on the CPU");
-    properties->multiProcessorCount = omp_get_max_threads();
-    properties->totalGlobalMem = cuda_on_cpu_memory();
-    return cudaSuccess;
-}
