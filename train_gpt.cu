@@ -801,7 +801,7 @@ static void train_finish(Trainer* t, Run* r, const char* stopped) {
     }
 }
 
-static bool command_train(const Options* o, Error* error) {
+bool command_train(const Options* o, Error* error) {
     static Trainer trainer; // its embedded tables are too large for the stack
     static Run run;
     Trainer* t = &trainer;

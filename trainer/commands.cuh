@@ -2,7 +2,7 @@
 // Included by train_gpt.cu after the trainer.
 #pragma once
 
-static bool command_tokenize(const Options* o, Error* error) {
+bool command_tokenize(const Options* o, Error* error) {
     const char** inputs = (const char**)need(calloc(o->input.count + 1, sizeof(char*)));
     size_t count = 0;
     for (const char* p = option_list_first(&o->input); p; p = option_list_next(&o->input, p)) { inputs[count++] = p; }
@@ -74,7 +74,7 @@ static bool generate_prompt(const Options* o, const Tokenizer* tokenizer, TokenB
     return true;
 }
 
-static bool command_generate(const Options* o, Error* error) {
+bool command_generate(const Options* o, Error* error) {
     static Gpt gpt;
     Decoder decoder = {0};
     Tokenizer tokenizer = {0};
@@ -104,7 +104,7 @@ static bool command_generate(const Options* o, Error* error) {
     return good;
 }
 
-static bool command_eval(const Options* o, Error* error) {
+bool command_eval(const Options* o, Error* error) {
     static Gpt gpt;
     EvalSpace space = {NULL, NULL, NULL};
     Loader data;

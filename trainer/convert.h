@@ -145,7 +145,7 @@ static bool ends_with(const char* text, const char* end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static bool command_convert(const Options* o, Error* error) {
+bool command_convert(const Options* o, Error* error) {
     ParamTable table;
     ModelHeader model;
     float* params = NULL;

@@ -149,7 +149,7 @@ static bool selfcheck_overfit(Options* o, Error* error) {
     return true;
 }
 
-static bool command_selfcheck(const Options* user, Error* error) {
+bool command_selfcheck(const Options* user, Error* error) {
     static Options o;
     Error ignored;
     char folder[] = "/tmp/train_gpt_selfcheck_XXXXXX", command[128];
