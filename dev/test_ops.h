@@ -398,14 +398,16 @@ static void ops_layernorm_backward(void) {
     for (size_t i = 0; i < COUNT_OF(ops_norm_shapes); i++) { ops_layernorm_backward_shape(ops_norm_shapes[i].N, ops_norm_shapes[i].C); }
 }
 
-// A mean far above the spread (a variance by E[x^2] - mean^2 would be noise), a constant row (variance 0), and a NaN in one row only.
+// A mean far above the spread (a variance by E[x^2] - mean^2 would be noise), a constant row (variance 0), a NaN in one row only, and
+// a variance of the size of eps.
 static void ops_layernorm_extremes(void) {
-    enum { ROWS = 3, COLS = 128 };
+    enum { ROWS = 4, COLS = 128 };
     double values[ROWS * COLS], ones[COLS], want[ROWS * COLS];
     for (size_t i = 0; i < COLS; i++) {
         values[i] = 2048.0 + 16.0 * (double)(i % 7); // exact in bf16
         values[COLS + i] = 3.0;
         values[2 * COLS + i] = i == 77 ? NAN : 1.0;
+        values[3 * COLS + i] = (double)(i % 5) / 512.0;
         ones[i] = 1.0;
     }
     OpsTensor x = ops_upload(values, ROWS * COLS, 0, false), weight = ops_upload(ones, COLS, 0, false), bias = ops_upload(NULL, COLS, 0, false);
@@ -414,6 +416,7 @@ static void ops_layernorm_extremes(void) {
     reference_layernorm(want, values, ones, bias.was, ROWS, COLS);
     double* got = ops_download(&y, "layernorm extremes");
     ops_compare("layernorm, mean 65 times the spread", got, want, COLS, OPS_TOLERANCE + 1e-5);
+    ops_compare("layernorm, variance of the size of eps", got + 3 * COLS, want + 3 * COLS, COLS, OPS_TOLERANCE);
     for (size_t i = 0; i < COLS; i++) {
         CHECK(fabs(got[COLS + i]) < 1e-3, "a constant row gives %g, expected 0", got[COLS + i]);
         CHECK(isnan(got[2 * COLS + i]), "a row with a NaN gives %g", got[2 * COLS + i]);
