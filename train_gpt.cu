@@ -627,7 +627,8 @@ static bool run_sample(Trainer* t, Run* r, Error* error) {
     size_t count = (size_t)t->options->sample_tokens;
     int32_t prompt = (int32_t)t->tokenizer.eot, *tokens = (int32_t*)need(calloc(count, sizeof(int32_t)));
     size_t made = decoder_generate(&t->decoder, tokens, count, &prompt, 1, &sampling, (uint32_t)t->step, -1, NULL, NULL);
-    ByteBuffer text = {0};
+    ByteBuffer text;
+    memset(&text, 0, sizeof(text));
     bool good = tokenizer_decode(&t->tokenizer, tokens, made, &text, error);
     free(tokens);
     if (good) {

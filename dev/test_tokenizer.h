@@ -156,6 +156,34 @@ static void data_pretokens_of_broken_text(void) {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Encoding.
 
+// Cut at every place where text may be cut: the parts must give the ids of the whole.
+static void data_cuts_change_nothing(void) {
+    DataCoder coder;
+    ByteBuffer text = {NULL, 0, 0};
+    TokenBuffer whole = {NULL, 0, 0}, parts = {NULL, 0, 0};
+    if (!data_coder_open(&coder)) { return; }
+    for (uint32_t seed = 1; seed <= 10; seed++) {
+        size_t from = 0, cuts = 0;
+        data_seed(seed);
+        data_random_text(&text, 20000, true);
+        whole.count = parts.count = 0;
+        encode_text(&coder.encoder, &coder.work, text.data, text.count, &whole);
+        for (size_t at = 0; at <= text.count; at++) {
+            if (at < text.count && !text_splits_at(text.data, text.data + at)) { continue; }
+            encode_text(&coder.encoder, &coder.work, text.data + from, at - from, &parts);
+            from = at;
+            cuts++;
+        }
+        CHECK(cuts > 500, "only %zu places to cut", cuts);
+        bool same = whole.count == parts.count && memcmp(whole.ids, parts.ids, whole.count * sizeof(uint32_t)) == 0;
+        CHECK(same, "the whole has %zu tokens, its %zu parts %zu", whole.count, cuts, parts.count);
+    }
+    bytes_free(&text);
+    tokens_free(&whole);
+    tokens_free(&parts);
+    data_coder_close(&coder);
+}
+
 static void data_check_round_trip(DataCoder* coder, const uint8_t* text, size_t bytes) {
     TokenBuffer tokens = {NULL, 0, 0};
     ByteBuffer back = {NULL, 0, 0};

@@ -76,9 +76,12 @@ static bool generate_prompt(const Options* o, const Tokenizer* tokenizer, TokenB
 
 bool command_generate(const Options* o, Error* error) {
     static Gpt gpt;
-    Decoder decoder = {0};
-    Tokenizer tokenizer = {0};
-    TokenBuffer prompt = {0};
+    Decoder decoder;
+    Tokenizer tokenizer;
+    TokenBuffer prompt;
+    memset(&decoder, 0, sizeof(decoder));
+    memset(&tokenizer, 0, sizeof(tokenizer));
+    memset(&prompt, 0, sizeof(prompt));
     Sampling sampling = {o->temperature, o->top_k, o->top_p, (uint64_t)o->seed};
     bool good = command_open_model(&gpt, &decoder, o, 1, 0, 1, o->kv_cache, NULL, error) && tokenizer_find(&tokenizer, o->tokenizer, o->model, error);
     if (good && !tokenizer.vocab_size) { good = fail(error, "no tokenizer.bin beside %s; give --tokenizer FILE", o->model); }

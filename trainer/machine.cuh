@@ -6,7 +6,7 @@
 #include "provenance.h"
 
 static struct {
-    char device[256];
+    char device[384];
     double flops; // peak of the device, below 0 when unknown
     int threads;
 } machine_state;
