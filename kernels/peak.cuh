@@ -6,7 +6,7 @@
 #include <omp.h>
 #endif
 
-#if ON_GPU
+#if ON_GPU && !defined(CUDA_ON_CPU)
 typedef struct {
     const char* name;    // part of the device's name
     double bf16, tf32;   // TFLOP/s
