@@ -86,9 +86,9 @@ static void files_model_round_trip(void) {
         CHECK(notice.text[0] == 0, "unexpected notice: %s", notice.text);
         CHECK_OK(model_file_read(path, &reader_model, half, MODEL_BF16, NULL, &error), error);
         for (int i = 0; i < READER_MODEL_ELEMENTS; i++) {
-            float expected = variant ? model_float_of_bf16(model_bf16_of_float(values[i])) : values[i];
+            float expected = variant ? bf16_to_float(float_to_bf16(values[i])) : values[i];
             CHECK(wide[i] == expected, "element %d: expected %g, found %g", i, (double)expected, (double)wide[i]);
-            CHECK(half[i] == model_bf16_of_float(values[i]), "element %d as bf16: %04x", i, half[i]);
+            CHECK(half[i] == float_to_bf16(values[i]), "element %d as bf16: %04x", i, half[i]);
         }
         ModelReader reader;
         CHECK_OK(model_reader_open(&reader, path, &error), error);
@@ -120,7 +120,7 @@ static void files_model_bf16_special(void) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         float x;
         memcpy(&x, &cases[i].wide, 4);
-        CHECK(model_bf16_of_float(x) == cases[i].half, "%08x: expected %04x, found %04x", cases[i].wide, cases[i].half, model_bf16_of_float(x));
+        CHECK(float_to_bf16(x) == cases[i].half, "%08x: expected %04x, found %04x", cases[i].wide, cases[i].half, float_to_bf16(x));
     }
 }
 
@@ -228,6 +228,9 @@ static void files_model_large(void) {
         CHECK_OK(model_reader_open(&reader, path, &error), error);
         CHECK_OK(model_reader_read(&reader, 7464116216, 8, last, MODEL_FP32, &error), error);
         CHECK(last[0] == 0.0f && last[7] == 3.5f, "last values %g, %g", (double)last[0], (double)last[7]);
+        uint16_t half = 0;
+        CHECK_OK(model_reader_read(&reader, 7464116223, 1, &half, MODEL_BF16, &error), error);
+        CHECK(half == 0x4060, "last value, converted: %04x", half);
         model_reader_close(&reader);
     }
     ModelHeader large = {2048, 50257, 36, 32, 4096, 50304};
@@ -401,6 +404,7 @@ static void files_safetensors_hostile(void) {
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[04],\"data_offsets\":[0,4]}}", "leading zeros"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[18446744073709551620],\"data_offsets\":[0,4]}}", "beyond 64 bits"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", "disagree"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[922337203685477581,20],\"data_offsets\":[0,4]}}", "disagree"}, // 2^64 + 4
         {"{\"a\":{\"dtype\":\"U64\",\"shape\":[9223372036854775807,2],\"data_offsets\":[0,4]}}", "disagree"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[18446744073709551612,18446744073709551615]}}", "disagree"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,4],\"data_offsets\":[0,4]}}", "too many numbers"},

@@ -7,6 +7,7 @@
 // either, in pieces: the model is never held twice. The size is checked to the byte before anything is allocated.
 #pragma once
 #include "../dataloader/file.h"
+#include "../kernels/floatx.cuh"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "files are little-endian and are read as they lie: this machine needs byte swaps that are not written"
@@ -44,21 +45,6 @@ typedef struct {
 } ModelWriter;
 
 static size_t model_element_bytes(int version) { return version == MODEL_FP32 ? 4 : 2; }
-
-// Host forms of the two conversions in floatx.cuh, which nvcc compiles for the device alone.
-static float model_float_of_bf16(uint16_t half) {
-    uint32_t u = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &u, sizeof(x));
-    return x;
-}
-
-static uint16_t model_bf16_of_float(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof(u));
-    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16; // to nearest, ties to even
-    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
-}
 
 // Parameters of the model, padding included. The header must have passed model_header_check.
 uint64_t model_header_elements(const ModelHeader* h) {
@@ -206,10 +192,10 @@ bool model_reader_read(ModelReader* reader, uint64_t first, size_t count, void* 
         if (!file_read(&reader->file, &piece, n * bytes, MODEL_FILE_HEADER_BYTES + (first + done) * bytes, error)) { return false; }
         if (type == MODEL_FP32) {
             float* to = (float*)out + done;
-            for (size_t i = 0; i < n; i++) { to[i] = model_float_of_bf16(piece.half[i]); }
+            for (size_t i = 0; i < n; i++) { to[i] = bf16_to_float(piece.half[i]); }
         } else {
             uint16_t* to = (uint16_t*)out + done;
-            for (size_t i = 0; i < n; i++) { to[i] = model_bf16_of_float(piece.wide[i]); }
+            for (size_t i = 0; i < n; i++) { to[i] = float_to_bf16(piece.wide[i]); }
         }
         done += n;
     }
@@ -283,10 +269,10 @@ bool model_writer_add(ModelWriter* writer, const void* elements, int type, size_
         size_t n = min_size(count - done, COUNT_OF(piece.wide));
         if (type == MODEL_FP32) {
             const float* from = (const float*)elements + done;
-            for (size_t i = 0; i < n; i++) { piece.half[i] = model_bf16_of_float(from[i]); }
+            for (size_t i = 0; i < n; i++) { piece.half[i] = float_to_bf16(from[i]); }
         } else {
             const uint16_t* from = (const uint16_t*)elements + done;
-            for (size_t i = 0; i < n; i++) { piece.wide[i] = model_float_of_bf16(from[i]); }
+            for (size_t i = 0; i < n; i++) { piece.wide[i] = bf16_to_float(from[i]); }
         }
         if (!file_write(&writer->file, &piece, n * model_element_bytes(writer->version), error)) { return false; }
         done += n;
