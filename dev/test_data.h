@@ -719,7 +719,7 @@ static void data_hellaswag(void) {
 static const TestRow data_tests[] = {
     {"pretokenize: equals GPT-2's pattern run by PCRE2", data_pretokens_equal_pattern},
     {"pretokenize: broken UTF-8 and known cases", data_pretokens_of_broken_text},
-    {"bpe: text cut where it may be gives the same ids", data_cuts_change_nothing},
+    {"pretokenize: text cut where it may be has the same words", data_cuts_change_nothing},
     {"bpe: ids equal tiktoken's on the fixture", data_encode_equals_fixture},
     {"bpe: merging equals the rule word for word", data_merge_equals_naive},
     {"bpe: every byte survives the round trip", data_round_trips},
