@@ -34,7 +34,8 @@ static void fuzz_one(const ReaderRow* row, const uint8_t* data, size_t bytes) {
 #ifdef __cplusplus
 extern "C"
 #endif
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes);
+    int
+    LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     if (bytes > 0) { fuzz_one(&reader_rows[data[0] % COUNT_OF(reader_rows)], data + 1, bytes - 1); }
     return 0;
@@ -69,17 +70,42 @@ static void fuzz_keep(int fd) {
 
 // One change of the kind that breaks readers.
 static void fuzz_mutate(FuzzFile* file) {
-    static const uint64_t numbers[] = {0,          1,          2,          127,        128,           255,           256,          32767,
-                                       65535,      65536,      0x7fffffff, 0x80000000, 0xffffffff,    0x100000000,   INT64_MAX,    (uint64_t)1 << 63,
-                                       UINT64_MAX, 0xfffffff0, 1024,       50257,      0x40000000000, 0x20000000001, UINT64_MAX / 4};
-    static const char* words[] = {"{", "}", "[", "]", ":", ",", "\"", "\\", "\\u0000", "\\ud800", "null", "-1", "1e9", "0", "4", "18446744073709551615",
-                                  "{\"", "\":{\"dtype\":\"F32\",\"shape\":[", "],\"data_offsets\":[", "\"__metadata__\":{", "\xff", "\xf0\x9f", "\n", " ", "\r\n", "=="};
+    static const uint64_t numbers[] = {
+        0,          1,          2,          127,        128,           255,           256,           32767,
+        65535,      65536,      0x7fffffff, 0x80000000, 0xffffffff,    0x100000000,   INT64_MAX,     (uint64_t)1 << 63,
+        UINT64_MAX, 0xfffffff0, 1024,       50257,      0x40000000000, 0x20000000001, UINT64_MAX / 4};
+    static const char* words[] = {"{",
+                                  "}",
+                                  "[",
+                                  "]",
+                                  ":",
+                                  ",",
+                                  "\"",
+                                  "\\",
+                                  "\\u0000",
+                                  "\\ud800",
+                                  "null",
+                                  "-1",
+                                  "1e9",
+                                  "0",
+                                  "4",
+                                  "18446744073709551615",
+                                  "{\"",
+                                  "\":{\"dtype\":\"F32\",\"shape\":[",
+                                  "],\"data_offsets\":[",
+                                  "\"__metadata__\":{",
+                                  "\xff",
+                                  "\xf0\x9f",
+                                  "\n",
+                                  " ",
+                                  "\r\n",
+                                  "=="};
     uint8_t* d = file->data + 1;
     size_t n = file->bytes, at = (size_t)fuzz_random(n + 1), near_start = (size_t)fuzz_random(min_size(n, 64) + 1);
     if (fuzz_random(2)) { at = near_start; }
     switch (fuzz_random(9)) {
     case 0: file->bytes = at; break; // cut
-    case 1: // grow
+    case 1:                          // grow
         file->bytes = min_size(FUZZ_MAX, n + 1 + (size_t)fuzz_random(fuzz_random(8) ? 16 : 4096));
         memset(d + n, (int)fuzz_random(256), file->bytes - n);
         break;

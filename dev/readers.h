@@ -15,8 +15,8 @@
 typedef struct {
     const char* name;
     bool (*write_seed)(const char* path, int variant, Error* error); // any variant is good
-    bool (*read)(const char* path, Error* error);                   // all of the file, with everything freed again
-    int finds; // what this reader is sure to refuse: READER_ANYTHING below
+    bool (*read)(const char* path, Error* error);                    // all of the file, with everything freed again
+    int finds;                                                       // what this reader is sure to refuse: READER_ANYTHING below
 } ReaderRow;
 
 enum {
@@ -158,7 +158,8 @@ static bool reader_shard_read(const char* path, Error* error) {
     if (!shard_open(&shard, path, error)) { return false; }
     bool good = shard_verify(&shard, error);
     for (uint64_t at = 0; good && at < shard.tokens; at += COUNT_OF(tokens)) {
-        good = shard_read(&shard, at, (size_t)(shard.tokens - at < COUNT_OF(tokens) ? shard.tokens - at : COUNT_OF(tokens)), tokens, 50257, error);
+        good = shard_read(&shard, at, (size_t)(shard.tokens - at < COUNT_OF(tokens) ? shard.tokens - at : COUNT_OF(tokens)), tokens, 50257,
+                          error);
     }
     shard_close(&shard);
     return good;
@@ -238,8 +239,8 @@ static bool reader_hellaswag_seed(const char* path, int variant, Error* error) {
         }
     }
     FileWriter file;
-    return file_create(&file, path, error) && file_write(&file, header, sizeof(header), error) && file_write(&file, words, 2 * count, error) &&
-           file_commit(&file, error);
+    return file_create(&file, path, error) && file_write(&file, header, sizeof(header), error) &&
+           file_write(&file, words, 2 * count, error) && file_commit(&file, error);
 }
 
 static bool reader_hellaswag_read(const char* path, Error* error) {
@@ -259,8 +260,10 @@ static bool reader_hellaswag_read(const char* path, Error* error) {
 
 static bool reader_jsonl_seed(const char* path, int variant, Error* error) {
     static const char* const texts[2] = {
-        "{\"ind\": 4, \"ctx\": \"A man\", \"label\": \"2\", \"endings\": [\"sits.\", \"runs\\n\", \"\\u00e4ts \\ud83d\\ude00\", \"x\"], \"text\": \"\"}\n"
-        "{\"label\":0,\"endings\":[\"a\",\"b\",\"c\",\"d\"],\"ctx\":\"\xc3\xa4\",\"more\":[[{\"a\":[1,2.5e-3,null,true]}],{}],\"text\":\"yes\"}\n",
+        "{\"ind\": 4, \"ctx\": \"A man\", \"label\": \"2\", \"endings\": [\"sits.\", \"runs\\n\", \"\\u00e4ts \\ud83d\\ude00\", \"x\"], "
+        "\"text\": \"\"}\n"
+        "{\"label\":0,\"endings\":[\"a\",\"b\",\"c\",\"d\"],\"ctx\":\"\xc3\xa4\",\"more\":[[{\"a\":[1,2.5e-3,null,true]}],{}],\"text\":"
+        "\"yes\"}\n",
         "\n{\"text\": \"the text\", \"ctx\": \"t\", \"endings\": [\"1\", \"2\", \"3\", \"4\"], \"label\": 3}",
     };
     return reader_write_text(path, texts[variant % 2], error);
@@ -308,10 +311,13 @@ static bool reader_text_read_as(const char* path, TextFormat format, const char*
     return good;
 }
 
-static bool reader_json_text_read(const char* path, Error* error) { return reader_text_read_as(path, TEXT_JSONL, NULL, error); }
+static bool reader_json_text_read(const char* path, Error* error) {
+    return reader_text_read_as(path, TEXT_JSONL, NULL, error);
+}
 
 static bool reader_text_seed(const char* path, int variant, Error* error) {
-    return reader_write_text(path, variant % 2 ? "one\n\n\ntwo, three\n\n" : "It's  a   text\r\nof \xc3\xa4 few\xe2\x80\x83words.\n\nAnd\xff more", error);
+    return reader_write_text(
+        path, variant % 2 ? "one\n\n\ntwo, three\n\n" : "It's  a   text\r\nof \xc3\xa4 few\xe2\x80\x83words.\n\nAnd\xff more", error);
 }
 
 static bool reader_text_read(const char* path, Error* error) {
@@ -333,10 +339,11 @@ static bool reader_options_read(const char* path, Error* error) {
 }
 
 static bool reader_log_seed(const char* path, int variant, Error* error) {
-    return reader_write_text(path,
-                             variant % 2 ? "{\"step\":0,\"event\":\"train\",\"loss\":10.9}\n{\"step\":1,\"event\":\"val\"}\n{\"step\":7,\"event\":\"train\"}\n"
-                                         : "# steps = 10\ns:0 tel:10.9\ns:0 trl:10.8 lr:0.001 norm:2.1\ns:1 eval:0.25\ns:9 trl:5.0\n",
-                             error);
+    return reader_write_text(
+        path,
+        variant % 2 ? "{\"step\":0,\"event\":\"train\",\"loss\":10.9}\n{\"step\":1,\"event\":\"val\"}\n{\"step\":7,\"event\":\"train\"}\n"
+                    : "# steps = 10\ns:0 tel:10.9\ns:0 trl:10.8 lr:0.001 norm:2.1\ns:1 eval:0.25\ns:9 trl:5.0\n",
+        error);
 }
 
 // Cuts the file; what is left must be cut no further by the same step.

@@ -168,7 +168,8 @@ static void checkpoint_finds_older(void) {
     mkdir(files_path("finds/step_000000070"), 0777);
     files_dump(files_path("finds/step_00000080"), "x", 1);
     CHECK(checkpoint_test_latest(out, &notice) == 20, "an empty folder was taken");
-    CHECK(strstr(notice.text, "step_00000050") && strstr(notice.text, "step_00000080") && !strstr(notice.text, "70"), "notice: %s", notice.text);
+    CHECK(strstr(notice.text, "step_00000050") && strstr(notice.text, "step_00000080") && !strstr(notice.text, "70"), "notice: %s",
+          notice.text);
     checkpoint_test_clear(out);
 }
 
@@ -188,8 +189,14 @@ static void checkpoint_keeps(void) {
         uint64_t major;
         const char* left;
     } cases[] = {
-        {0, 0, "60 50 40 30 20 10 "}, {9, 0, "60 50 40 30 20 10 "}, {3, 1, "60 50 40 30 20 10 "}, {1, 20, "60 40 20 "},
-        {2, 30, "60 50 30 "},         {2, 0, "60 50 "},             {1, 0, "60 "},                {1, 1000, "60 "},
+        {0, 0, "60 50 40 30 20 10 "},
+        {9, 0, "60 50 40 30 20 10 "},
+        {3, 1, "60 50 40 30 20 10 "},
+        {1, 20, "60 40 20 "},
+        {2, 30, "60 50 30 "},
+        {2, 0, "60 50 "},
+        {1, 0, "60 "},
+        {1, 1000, "60 "},
     };
     const char* out = files_path("keeps");
     Error error;
@@ -201,7 +208,8 @@ static void checkpoint_keeps(void) {
         CHECK_OK(checkpoint_prune(out, cases[i].keep, cases[i].major, &error), error);
         CHECK_OK(checkpoint_list(out, &list, &error), error);
         for (size_t k = 0; k < list.count; k++) { snprintf(left + strlen(left), 32, "%" PRIu64 " ", list.steps[k]); }
-        CHECK(strcmp(left, cases[i].left) == 0, "keep %d, major %" PRIu64 ": expected %s, found %s", cases[i].keep, cases[i].major, cases[i].left, left);
+        CHECK(strcmp(left, cases[i].left) == 0, "keep %d, major %" PRIu64 ": expected %s, found %s", cases[i].keep, cases[i].major,
+              cases[i].left, left);
         CHECK(checkpoint_test_count(out, false) == (int)list.count + 1, "something else was removed or left");
         checkpoint_list_free(&list);
     }
@@ -341,7 +349,8 @@ static void checkpoint_survives_full_disk(void) {
         CHECK(strncmp(error.text, "cannot save the checkpoint of step 20: writing ", 47) == 0, "message: %s", error.text);
         CHECK(strstr(error.text, "free some space or lower --keep; earlier checkpoints are untouched"), "message: %s", error.text);
         CHECK(!strchr(error.text, '\n'), "more than one line");
-        CHECK(checkpoint_test_count(out, false) == 1, "%d names after a limit of %zu", checkpoint_test_count(out, false), (size_t)limits[i]);
+        CHECK(checkpoint_test_count(out, false) == 1, "%d names after a limit of %zu", checkpoint_test_count(out, false),
+              (size_t)limits[i]);
         CHECK(checkpoint_test_latest(out, &notice) == 10 && notice.text[0] == 0, "the previous one: %s", notice.text);
     }
     signal(SIGXFSZ, handler);
@@ -362,8 +371,11 @@ static void checkpoint_removes_stale(void) {
         long pid;
         const char* prefix;
         bool stays;
-    } cases[] = {{(long)dead, ".step_00000010.tmp", false}, {(long)getpid(), ".step_00000010.tmp", false}, {1, ".trash.step_00000010", false},
-                 {1, ".step_00000010.tmp", true}, {(long)dead, ".other", true}}; // process 1 always lives
+    } cases[] = {{(long)dead, ".step_00000010.tmp", false},
+                 {(long)getpid(), ".step_00000010.tmp", false},
+                 {1, ".trash.step_00000010", false},
+                 {1, ".step_00000010.tmp", true},
+                 {(long)dead, ".other", true}}; // process 1 always lives
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         CHECK_OK(checkpoint_name(path, &error, "%s/%s.%ld", out, cases[i].prefix, cases[i].pid), error);
         CHECK(mkdir(path, 0777) == 0, "mkdir %s", path);

@@ -39,7 +39,8 @@ static void files_dump(const char* path, const void* data, size_t bytes) {
 
 // Little-endian bytes of the header of reader_model, and, at places counted by hand, values of the body.
 static void files_model_bytes(void) {
-    static const uint8_t header[32] = {0xc6, 0xd7, 0x34, 0x01, 3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 128, 0, 0, 0};
+    static const uint8_t header[32] = {0xc6, 0xd7, 0x34, 0x01, 3, 0, 0, 0, 4, 0, 0, 0, 5,   0, 0, 0,
+                                       2,    0,    0,    0,    2, 0, 0, 0, 4, 0, 0, 0, 128, 0, 0, 0};
     static const struct {
         size_t element;
         uint8_t fp32[4], bf16[2];
@@ -102,7 +103,8 @@ static void files_model_round_trip(void) {
         size_t bytes = 0, again_bytes = 0;
         const char* copy = files_path("copy.bin");
         CHECK_OK(model_file_write(copy, &reader_model, variant ? MODEL_BF16 : MODEL_FP32, variant ? (const void*)half : wide,
-                                  variant ? MODEL_BF16 : MODEL_FP32, &record, &error), error);
+                                  variant ? MODEL_BF16 : MODEL_FP32, &record, &error),
+                 error);
         uint8_t *data = files_slurp(path, &bytes), *again = files_slurp(copy, &again_bytes);
         CHECK(bytes == again_bytes && memcmp(data, again, bytes) == 0, "written again, %zu bytes became %zu or others", bytes, again_bytes);
         CHECK(record.size == bytes && record.crc == crc32c(0, data, bytes), "size or checksum of the record");
@@ -115,8 +117,9 @@ static void files_model_bf16_special(void) {
     static const struct {
         uint32_t wide;
         uint16_t half;
-    } cases[] = {{0x3f800000, 0x3f80}, {0x80000000, 0x8000}, {0x7f800000, 0x7f80}, {0xff800000, 0xff80}, {0x7f7fffff, 0x7f80},
-                 {0x00000001, 0x0000}, {0x00008001, 0x0001}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, {0x7f800001, 0x7fc0}, {0xffffffff, 0xffff}};
+    } cases[] = {{0x3f800000, 0x3f80}, {0x80000000, 0x8000}, {0x7f800000, 0x7f80}, {0xff800000, 0xff80},
+                 {0x7f7fffff, 0x7f80}, {0x00000001, 0x0000}, {0x00008001, 0x0001}, {0x3f808000, 0x3f80},
+                 {0x3f818000, 0x3f82}, {0x7f800001, 0x7fc0}, {0xffffffff, 0xffff}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         float x;
         memcpy(&x, &cases[i].wide, 4);
@@ -195,12 +198,14 @@ static void files_model_refused(void) {
     files_dump(files_path("bad.bin"), data, 0);
     CHECK_FAILS(model_file_read_header(files_path("bad.bin"), &header, &version, &error), error, "is empty");
     files_dump(files_path("bad.bin"), data, 1000);
-    CHECK_FAILS(model_file_read_header(files_path("bad.bin"), &header, &version, &error), error, "expected a header of 1024 bytes, found 1000");
+    CHECK_FAILS(model_file_read_header(files_path("bad.bin"), &header, &version, &error), error,
+                "expected a header of 1024 bytes, found 1000");
     CHECK_FAILS(model_file_read_header(files_path("none.bin"), &header, &version, &error), error, "cannot open");
     CHECK_FAILS(model_file_read_header(test_folder(), &header, &version, &error), error, "not a regular file");
     other.layers = 3;
     CHECK_FAILS(model_file_read(path, &other, values, MODEL_FP32, NULL, &error), error, "holds another model: expected layers 3");
-    CHECK_FAILS(model_file_write(files_path("bad.bin"), &reader_model, 4, values, MODEL_FP32, NULL, &error), error, "no model file version 4");
+    CHECK_FAILS(model_file_write(files_path("bad.bin"), &reader_model, 4, values, MODEL_FP32, NULL, &error), error,
+                "no model file version 4");
     ModelWriter writer;
     CHECK_OK(model_writer_create(&writer, files_path("short.bin"), &reader_model, MODEL_FP32, &error), error);
     CHECK_OK(model_writer_add(&writer, values, MODEL_FP32, 1023, &error), error);
@@ -279,13 +284,14 @@ static void files_debug_state(void) {
 // safetensors.
 
 // Written by the Python package (safetensors 0.8.0, numpy): weight F32 (2,3), step I64 (), mask U8 (3), empty F16 (0,4), one text.
-static const char files_python_header[] =
-    " \001\000\000\000\000\000\000"
-    "{\"__metadata__\":{\"who\":\"p\303\244th \\\"q\\\" \\\\ \\n\360\237\230\200\"},\"step\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
-    "\"weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},\"empty\":{\"dtype\":\"F16\",\"shape\":[0,4],\"data_offsets\":[32,32]},"
-    "\"mask\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[32,35]}}      ";
-static const uint8_t files_python_data[35] = {0xe8, 3,    0, 0, 0, 0, 0,    0,    0,    0,    0xc0, 0x3f, 0,    0, 0, 0xc0, 0, 0,
-                                              0x40, 0x40, 0, 0, 0, 0, 0x6f, 0x12, 0x83, 0x3a, 0,    0xe0, 0x7f, 0x47, 1, 0, 0xff};
+static const char files_python_header[] = " \001\000\000\000\000\000\000"
+                                          "{\"__metadata__\":{\"who\":\"p\303\244th \\\"q\\\" \\\\ "
+                                          "\\n\360\237\230\200\"},\"step\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
+                                          "\"weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},\"empty\":{\"dtype\":"
+                                          "\"F16\",\"shape\":[0,4],\"data_offsets\":[32,32]},"
+                                          "\"mask\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[32,35]}}      ";
+static const uint8_t files_python_data[35] = {0xe8, 3,    0, 0, 0, 0, 0,    0,    0,    0,    0xc0, 0x3f, 0,    0,    0, 0xc0, 0,   0,
+                                              0x40, 0x40, 0, 0, 0, 0, 0x6f, 0x12, 0x83, 0x3a, 0,    0xe0, 0x7f, 0x47, 1, 0,    0xff};
 
 static void files_safetensors_python(void) {
     uint8_t bytes[sizeof(files_python_header) - 1 + 35], mask[3] = {9, 9, 9};
@@ -303,7 +309,8 @@ static void files_safetensors_python(void) {
     const char* who = safe_find_text(&reader, "who");
     CHECK(who && strcmp(who, "p\303\244th \"q\" \\ \n\360\237\230\200") == 0, "text: %s", who ? who : "none");
     CHECK_OK(safe_read(&reader, "weight", SAFE_F32, 6, weight, &error), error);
-    CHECK(weight[0] == 1.5f && weight[1] == -2.0f && weight[2] == 3.0f && weight[3] == 0.0f && weight[4] == 0.001f && weight[5] == 65504.0f, "weight");
+    CHECK(weight[0] == 1.5f && weight[1] == -2.0f && weight[2] == 3.0f && weight[3] == 0.0f && weight[4] == 0.001f && weight[5] == 65504.0f,
+          "weight");
     CHECK_OK(safe_read(&reader, "step", SAFE_I64, 1, &step, &error), error);
     CHECK_OK(safe_read(&reader, "mask", SAFE_U8, 3, mask, &error), error);
     CHECK_OK(safe_read(&reader, "empty", SAFE_F16, 0, mask, &error), error);
@@ -338,10 +345,11 @@ static void files_safetensors_bytes(void) {
     SafeWriter writer;
     size_t bytes = 0;
     const char* path = files_path("own.safetensors");
-    int length = snprintf(expected + 8, sizeof(expected) - 8,
-                          "{\"__metadata__\":{\"a\\\"\\\\\":\"\\u000a\xc3\xa4\\ufffd\",\"crc32c.u\":\"%08x\",\"crc32c.f\":\"%08x\"},"
-                          "\"u\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[8,12]},\"f\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}",
-                          files_slow_crc(data + 8, 4), files_slow_crc(data, 8));
+    int length = snprintf(
+        expected + 8, sizeof(expected) - 8,
+        "{\"__metadata__\":{\"a\\\"\\\\\":\"\\u000a\xc3\xa4\\ufffd\",\"crc32c.u\":\"%08x\",\"crc32c.f\":\"%08x\"},"
+        "\"u\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[8,12]},\"f\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}",
+        files_slow_crc(data + 8, 4), files_slow_crc(data, 8));
     while (length % 8 != 0) { expected[8 + length++] = ' '; }
     header = (uint64_t)length;
     memcpy(expected, &header, 8);

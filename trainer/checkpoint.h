@@ -127,9 +127,7 @@ static bool checkpoint_read_done(const char* folder, CheckpointManifest* m, Erro
     if (!file_open(&file, path, error)) { return false; }
     bool good = file.size < sizeof(text) || fail(error, "%s is too large to be the mark of a checkpoint", path);
     good = good && file_read(&file, text, (size_t)file.size, 0, error);
-    if (good && !checkpoint_parse_done(text, (size_t)file.size, m)) {
-        good = fail(error, "%s is damaged; take an older checkpoint", path);
-    }
+    if (good && !checkpoint_parse_done(text, (size_t)file.size, m)) { good = fail(error, "%s is damaged; take an older checkpoint", path); }
     file_close(&file);
     return good;
 }
@@ -160,11 +158,12 @@ static bool checkpoint_check(const char* folder, bool read, CheckpointManifest* 
         FileReader file;
         uint32_t crc = 0;
         if (!checkpoint_name(path, error, "%s/%s", folder, f->name) || !file_open(&file, path, error)) { return false; }
-        bool good = file.size == f->size || fail(error, "%s: expected %" PRIu64 " bytes, found %" PRIu64 "; take an older checkpoint", path,
-                                                 f->size, file.size);
+        bool good = file.size == f->size ||
+                    fail(error, "%s: expected %" PRIu64 " bytes, found %" PRIu64 "; take an older checkpoint", path, f->size, file.size);
         if (good && read) {
             good = checkpoint_file_crc(&file, &crc, error) &&
-                   (crc == f->crc || fail(error, "%s is damaged: expected checksum %08x, found %08x; take an older checkpoint", path, f->crc, crc));
+                   (crc == f->crc ||
+                    fail(error, "%s is damaged: expected checksum %08x, found %08x; take an older checkpoint", path, f->crc, crc));
         }
         file_close(&file);
         if (!good) { return false; }
@@ -358,16 +357,18 @@ void checkpoint_abandon(CheckpointWriter* writer, Error* error) {
     if (!error || !error->text[0]) { return; }
     reason = *error;
     bool full = strstr(reason.text, strerror(ENOSPC)) || strstr(reason.text, strerror(EDQUOT)) || strstr(reason.text, strerror(EFBIG));
-    fail(error, "cannot save the checkpoint of step %" PRIu64 ": %s; %searlier checkpoints are untouched", writer->manifest.step, reason.text,
-         full ? "free some space or lower --keep; " : "");
+    fail(error, "cannot save the checkpoint of step %" PRIu64 ": %s; %searlier checkpoints are untouched", writer->manifest.step,
+         reason.text, full ? "free some space or lower --keep; " : "");
 }
 
 // One file of the folder: synced, and in the manifest with its checksum.
-static bool checkpoint_seal_file(const char* folder, const char* name, const CheckpointManifest* known, CheckpointManifest* m, Error* error) {
+static bool checkpoint_seal_file(const char* folder, const char* name, const CheckpointManifest* known, CheckpointManifest* m,
+                                 Error* error) {
     char path[PATH_MAX];
     FileReader file;
     if (m->count == CHECKPOINT_MAX_FILES || strlen(name) >= CHECKPOINT_NAME_MAX || strpbrk(name, " \t\n\r\v\f")) {
-        return fail(error, "%s/%s: a checkpoint holds at most %d files with short names without spaces", folder, name, CHECKPOINT_MAX_FILES);
+        return fail(error, "%s/%s: a checkpoint holds at most %d files with short names without spaces", folder, name,
+                    CHECKPOINT_MAX_FILES);
     }
     if (!checkpoint_name(path, error, "%s/%s", folder, name) || !file_open(&file, path, error)) { return false; }
     CheckpointFile* f = &m->files[m->count++];
@@ -380,7 +381,8 @@ static bool checkpoint_seal_file(const char* folder, const char* name, const Che
         good = checkpoint_file_crc(&file, &f->crc, error);
     } else {
         f->crc = recorded->crc;
-        good = recorded->size == file.size || fail(error, "%s: %" PRIu64 " bytes were written, %" PRIu64 " are there", path, recorded->size, file.size);
+        good = recorded->size == file.size ||
+               fail(error, "%s: %" PRIu64 " bytes were written, %" PRIu64 " are there", path, recorded->size, file.size);
     }
     good = good && (fsync(file.fd) == 0 || errno == EINVAL || errno == EROFS || fail(error, "writing %s: %s", path, strerror(errno)));
     file_close(&file);
@@ -430,7 +432,8 @@ bool checkpoint_commit(CheckpointWriter* writer, Error* error) {
     return good;
 }
 
-// Bytes that a checkpoint takes, for disk_space_check: the model file, `state_bytes` of state in `tensors` tensors, and headers, texts and blocks.
+// Bytes that a checkpoint takes, for disk_space_check: the model file, `state_bytes` of state in `tensors` tensors, and some for
+// headers, texts and blocks.
 uint64_t checkpoint_bytes(uint64_t model_bytes, uint64_t state_bytes, uint64_t tensors) {
     return model_bytes + state_bytes + tensors * 320 + 131072;
 }

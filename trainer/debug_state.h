@@ -15,7 +15,7 @@ typedef struct {
     int32_t *inputs, *targets; // (B, T)
     float* logits;             // (B, T, V)
     float loss;
-    float* gradients;          // model_header_elements values
+    float* gradients; // model_header_elements values
 } DebugState;
 
 void debug_state_free(DebugState* state) {
@@ -43,15 +43,19 @@ static bool debug_state_check_header(const FileReader* file, const ModelHeader* 
                     model_file_hint((const uint8_t*)h, present));
     }
     if (present < sizeof(h)) {
-        return fail(error, "%s is cut off: expected a header of %zu bytes, found %zu; fetch or write it again", file->path, sizeof(h), present);
+        return fail(error, "%s is cut off: expected a header of %zu bytes, found %zu; fetch or write it again", file->path, sizeof(h),
+                    present);
     }
     if (h[1] != DEBUG_STATE_VERSION || h[2] < 1 || h[3] < 1 || h[3] > model->max_seq_len) {
-        return fail(error, "%s: expected version %d, a batch above zero and 1 to %d positions, found version %" PRId32 ", %" PRId32 " x %" PRId32,
+        return fail(error,
+                    "%s: expected version %d, a batch above zero and 1 to %d positions, found version %" PRId32 ", %" PRId32 " x %" PRId32,
                     file->path, DEBUG_STATE_VERSION, model->max_seq_len, h[1], h[2], h[3]);
     }
     uint64_t expected = debug_state_bytes(model, h[2], h[3]);
     if (expected == 0 || file->size != expected) {
-        return fail(error, "%s: expected %" PRIu64 " bytes for %" PRId32 " x %" PRId32 " tokens and this model, found %" PRIu64 "; is it of the same model?",
+        return fail(error,
+                    "%s: expected %" PRIu64 " bytes for %" PRId32 " x %" PRId32 " tokens and this model, found %" PRIu64
+                    "; is it of the same model?",
                     file->path, expected, h[2], h[3], file->size);
     }
     state->batch = h[2];

@@ -44,7 +44,9 @@ typedef struct {
     uint64_t written; // elements
 } ModelWriter;
 
-static size_t model_element_bytes(int version) { return version == MODEL_FP32 ? 4 : 2; }
+static size_t model_element_bytes(int version) {
+    return version == MODEL_FP32 ? 4 : 2;
+}
 
 // Parameters of the model, padding included. The header must have passed model_header_check.
 uint64_t model_header_elements(const ModelHeader* h) {
@@ -70,8 +72,8 @@ bool model_header_check(const ModelHeader* h, const char* path, Error* error) {
                     h->channels);
     }
     if (h->padded_vocab < h->vocab_size || h->padded_vocab % 128 != 0) {
-        return fail(error, "%s: expected a padded vocabulary that is a multiple of 128 and at least %d, found %d; the header is damaged", path,
-                    h->vocab_size, h->padded_vocab);
+        return fail(error, "%s: expected a padded vocabulary that is a multiple of 128 and at least %d, found %d; the header is damaged",
+                    path, h->vocab_size, h->padded_vocab);
     }
     double C = h->channels, L = h->layers, rows = (double)h->padded_vocab + h->max_seq_len;
     double elements = rows * C + L * (12 * C * C + 13 * C) + 2 * C;
@@ -102,7 +104,9 @@ static const char* model_file_hint(const uint8_t* start, size_t bytes) {
     for (size_t i = 4; i < bytes; i++) { later |= start[i]; }
     for (size_t i = 0; i < COUNT_OF(known); i++) {
         if (magic == known[i].magic) { return known[i].text; }
-        if (magic == __builtin_bswap32(known[i].magic)) { return "it was written with the other byte order; write it again on this machine"; }
+        if (magic == __builtin_bswap32(known[i].magic)) {
+            return "it was written with the other byte order; write it again on this machine";
+        }
     }
     if (bytes > 0 && start[0] == '<') { return "it looks like a web page: the download failed; fetch it again"; }
     if (bytes >= 4 && memcmp(start, "\177ELF", 4) == 0) { return "it is a program"; }
@@ -128,7 +132,8 @@ bool model_reader_open(ModelReader* reader, const char* path, Error* error) {
         good = fail(error, "%s is cut off: expected a header of %zu bytes, found %zu; fetch or write it again", path, sizeof(h), present);
     }
     if (good && h[1] != MODEL_FP32 && h[1] != MODEL_BF16) {
-        good = fail(error, "%s: expected model file version 3 (fp32) or 5 (bf16), found %" PRId32 "; export it again in one of these", path, h[1]);
+        good = fail(error, "%s: expected model file version 3 (fp32) or 5 (bf16), found %" PRId32 "; export it again in one of these", path,
+                    h[1]);
     }
     if (good) {
         ModelHeader header = {h[2], h[3], h[4], h[5], h[6], h[7]};
@@ -138,7 +143,8 @@ bool model_reader_open(ModelReader* reader, const char* path, Error* error) {
     }
     if (good && size != model_file_bytes(&reader->header, reader->version)) {
         uint64_t expected = model_file_bytes(&reader->header, reader->version);
-        good = fail(error, "%s is %s: expected %" PRIu64 " bytes for %d layers of %d channels in %s, found %" PRIu64 "; fetch or write it again",
+        good = fail(error,
+                    "%s is %s: expected %" PRIu64 " bytes for %d layers of %d channels in %s, found %" PRIu64 "; fetch or write it again",
                     path, size < expected ? "cut off" : "too long", expected, reader->header.layers, reader->header.channels,
                     reader->version == MODEL_FP32 ? "fp32" : "bf16", size);
     }
@@ -146,7 +152,9 @@ bool model_reader_open(ModelReader* reader, const char* path, Error* error) {
     return good;
 }
 
-void model_reader_close(ModelReader* reader) { file_close(&reader->file); }
+void model_reader_close(ModelReader* reader) {
+    file_close(&reader->file);
+}
 
 // Padding rows become zero, values that are not numbers are counted. out: elements first..first+count-1 of the model.
 static void model_reader_inspect(ModelReader* reader, uint64_t first, size_t count, void* out, int type) {
@@ -207,8 +215,8 @@ bool model_reader_read(ModelReader* reader, uint64_t first, size_t count, void* 
 void model_reader_notice(const ModelReader* reader, Error* notice) {
     notice->text[0] = 0;
     if (reader->padding_fixed > 0) {
-        fail(notice, "%s: expected zeros in the padding rows of wte, found %" PRIu64 " other values; they are taken as zero", reader->file.path,
-             reader->padding_fixed);
+        fail(notice, "%s: expected zeros in the padding rows of wte, found %" PRIu64 " other values; they are taken as zero",
+             reader->file.path, reader->padding_fixed);
     } else if (reader->not_finite > 0) {
         fail(notice, "%s: %" PRIu64 " weights are infinite or NaN: the run that wrote it had diverged, or the file is damaged",
              reader->file.path, reader->not_finite);
@@ -234,8 +242,8 @@ bool model_file_read(const char* path, const ModelHeader* expected, void* out, i
         fail(error,
              "%s holds another model: expected layers %d, heads %d, channels %d, vocabulary %d (%d), max_seq_len %d; "
              "found %d, %d, %d, %d (%d), %d",
-             path, expected->layers, expected->heads, expected->channels, expected->vocab_size, expected->padded_vocab, expected->max_seq_len,
-             h->layers, h->heads, h->channels, h->vocab_size, h->padded_vocab, h->max_seq_len);
+             path, expected->layers, expected->heads, expected->channels, expected->vocab_size, expected->padded_vocab,
+             expected->max_seq_len, h->layers, h->heads, h->channels, h->vocab_size, h->padded_vocab, h->max_seq_len);
     }
     good = good && model_reader_read(&reader, 0, (size_t)model_header_elements(h), out, type, error);
     if (good && notice) { model_reader_notice(&reader, notice); }
@@ -244,8 +252,8 @@ bool model_file_read(const char* path, const ModelHeader* expected, void* out, i
 }
 
 bool model_writer_create(ModelWriter* writer, const char* path, const ModelHeader* header, int version, Error* error) {
-    int32_t h[MODEL_FILE_HEADER_BYTES / 4] = {MODEL_FILE_MAGIC, version, header->max_seq_len, header->vocab_size,
-                                              header->layers, header->heads, header->channels, header->padded_vocab};
+    int32_t h[MODEL_FILE_HEADER_BYTES / 4] = {MODEL_FILE_MAGIC, version,       header->max_seq_len, header->vocab_size,
+                                              header->layers,   header->heads, header->channels,    header->padded_vocab};
     writer->file.fd = -1;
     writer->header = *header;
     writer->version = version;
@@ -255,7 +263,9 @@ bool model_writer_create(ModelWriter* writer, const char* path, const ModelHeade
            file_write(&writer->file, h, sizeof(h), error);
 }
 
-void model_writer_abandon(ModelWriter* writer) { file_abandon(&writer->file); }
+void model_writer_abandon(ModelWriter* writer) {
+    file_abandon(&writer->file);
+}
 
 // The next `count` elements, of `type`, on the host. On failure the file is abandoned.
 bool model_writer_add(ModelWriter* writer, const void* elements, int type, size_t count, Error* error) {

@@ -34,7 +34,7 @@ typedef struct {
     uint64_t begin, end; // bytes, counted from the start of the data
     uint32_t crc;        // of the data
     bool has_crc;
-    uint64_t written;    // bytes so far (writer)
+    uint64_t written; // bytes so far (writer)
 } SafeTensor;
 
 typedef struct {
@@ -124,7 +124,8 @@ typedef struct {
 } SafeParser;
 
 static bool safe_bad(SafeParser* p, const char* what) {
-    return fail(p->error, "%s: damaged safetensors header at byte %td: %s; is it the right file, whole?", p->path, p->at - p->start + 8, what);
+    return fail(p->error, "%s: damaged safetensors header at byte %td: %s; is it the right file, whole?", p->path, p->at - p->start + 8,
+                what);
 }
 
 static void safe_skip_space(SafeParser* p) {
@@ -264,7 +265,7 @@ static bool safe_take_tensor(SafeParser* p, SafeTensor* tensor) {
     for (bool more = true; more;) {
         char* key = NULL;
         bool good = safe_take_text(p, &key);
-        unsigned which = !good                               ? 0
+        unsigned which = !good                              ? 0
                          : strcmp(key, "dtype") == 0        ? 1
                          : strcmp(key, "shape") == 0        ? 2
                          : strcmp(key, "data_offsets") == 0 ? 4
@@ -282,7 +283,8 @@ static bool safe_take_tensor(SafeParser* p, SafeTensor* tensor) {
     if (seen != 7 || count != 2) { return safe_bad(p, "a tensor without dtype, shape or data_offsets"); }
     tensor->begin = offsets[0];
     tensor->end = offsets[1];
-    if (!safe_tensor_bytes(tensor->type, tensor->dims, tensor->shape, &bytes) || offsets[1] < offsets[0] || offsets[1] - offsets[0] != bytes) {
+    if (!safe_tensor_bytes(tensor->type, tensor->dims, tensor->shape, &bytes) || offsets[1] < offsets[0] ||
+        offsets[1] - offsets[0] != bytes) {
         return safe_bad(p, "shape, dtype and data_offsets of a tensor disagree");
     }
     return true;
@@ -342,8 +344,12 @@ static int safe_compare_place(const void* a, const void* b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-static int safe_compare_name(const void* a, const void* b) { return strcmp(((const SafeTensor*)a)->name, ((const SafeTensor*)b)->name); }
-static int safe_compare_key(const void* a, const void* b) { return strcmp(((const SafeText*)a)->key, ((const SafeText*)b)->key); }
+static int safe_compare_name(const void* a, const void* b) {
+    return strcmp(((const SafeTensor*)a)->name, ((const SafeTensor*)b)->name);
+}
+static int safe_compare_key(const void* a, const void* b) {
+    return strcmp(((const SafeText*)a)->key, ((const SafeText*)b)->key);
+}
 
 // NULL when there is none of this name.
 const SafeTensor* safe_find(const SafeReader* reader, const char* name) {
@@ -393,8 +399,9 @@ static bool safe_check_table(SafeReader* reader, uint64_t data_bytes, Error* err
     for (size_t i = 0; i < table->count; i++) {
         const SafeTensor* t = &table->tensors[i];
         if (t->begin != at) {
-            return fail(error, "%s: expected tensor \"%.100s\" at data offset %" PRIu64 ", found %" PRIu64 ": tensors overlap or leave a gap", path,
-                        t->name, at, t->begin);
+            return fail(error,
+                        "%s: expected tensor \"%.100s\" at data offset %" PRIu64 ", found %" PRIu64 ": tensors overlap or leave a gap",
+                        path, t->name, at, t->begin);
         }
         at = t->end;
     }
@@ -429,8 +436,8 @@ static bool safe_read_header(SafeReader* reader, Error* error) {
     if (size < 10) { return fail(error, "%s is not a safetensors file: expected at least 10 bytes, found %" PRIu64, path, size); }
     if (!file_read(&reader->file, &header, 8, 0, error)) { return false; }
     if (header < 2 || header > SAFE_MAX_HEADER || header > size - 8) {
-        return fail(error, "%s is not a safetensors file, or cut off: expected a header size of 2 to %" PRIu64 " bytes, found %" PRIu64, path,
-                    size - 8 < SAFE_MAX_HEADER ? size - 8 : SAFE_MAX_HEADER, header);
+        return fail(error, "%s is not a safetensors file, or cut off: expected a header size of 2 to %" PRIu64 " bytes, found %" PRIu64,
+                    path, size - 8 < SAFE_MAX_HEADER ? size - 8 : SAFE_MAX_HEADER, header);
     }
     char* text = (char*)need(malloc((size_t)header));
     SafeParser p = {text, text, text + header, path, error};
@@ -459,8 +466,8 @@ bool safe_open(SafeReader* reader, const char* path, Error* error) {
 bool safe_read_slice(const SafeReader* reader, const SafeTensor* tensor, uint64_t first, size_t bytes, void* out, Error* error) {
     uint64_t size = tensor->end - tensor->begin;
     if (first > size || bytes > size - first) {
-        return fail(error, "%s: tensor \"%s\" has %" PRIu64 " bytes; %zu from %" PRIu64 " were asked for", reader->file.path, tensor->name, size,
-                    bytes, first);
+        return fail(error, "%s: tensor \"%s\" has %" PRIu64 " bytes; %zu from %" PRIu64 " were asked for", reader->file.path, tensor->name,
+                    size, bytes, first);
     }
     return file_read(&reader->file, out, bytes, reader->data + tensor->begin + first, error);
 }
@@ -489,10 +496,14 @@ bool safe_verify(const SafeReader* reader, const SafeTensor* tensor, Error* erro
 // The tensor of this name, which must be of this type and have `count` elements, whole and with its checksum verified.
 bool safe_read(const SafeReader* reader, const char* name, SafeType type, uint64_t count, void* out, Error* error) {
     const SafeTensor* t = safe_find(reader, name);
-    if (!t) { return fail(error, "%s: expected tensor \"%s\", found none of this name; was it written with other options?", reader->file.path, name); }
+    if (!t) {
+        return fail(error, "%s: expected tensor \"%s\", found none of this name; was it written with other options?", reader->file.path,
+                    name);
+    }
     uint64_t bytes = t->end - t->begin, unit = safe_types[t->type].bytes;
     if (t->type != type || bytes / unit != count) {
-        return fail(error, "%s: expected tensor \"%s\" as %" PRIu64 " values of %s, found %" PRIu64 " of %s; was it written with other options?",
+        return fail(error,
+                    "%s: expected tensor \"%s\" as %" PRIu64 " values of %s, found %" PRIu64 " of %s; was it written with other options?",
                     reader->file.path, name, count, safe_types[type].name, bytes / unit, safe_types[t->type].name);
     }
     return safe_read_slice(reader, t, 0, (size_t)bytes, out, error) && safe_check_crc(reader, t, crc32c(0, out, (size_t)bytes), error);

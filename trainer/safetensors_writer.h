@@ -42,7 +42,9 @@ static void safe_append_text(ByteBuffer* buffer, const char* text) {
     bytes_append(buffer, "\"", 1);
 }
 
-static char* safe_copy(const char* text) { return strcpy((char*)need(malloc(strlen(text) + 1)), text); }
+static char* safe_copy(const char* text) {
+    return strcpy((char*)need(malloc(strlen(text) + 1)), text);
+}
 
 void safe_writer_init(SafeWriter* writer) {
     memset(writer, 0, sizeof(*writer));
@@ -138,7 +140,8 @@ bool safe_writer_create(SafeWriter* writer, const char* path, Error* error) {
     if (good) {
         ByteBuffer header = safe_writer_header(writer);
         writer->header = header.count - 8;
-        good = writer->header <= SAFE_MAX_HEADER || fail(error, "%s: names and texts of %" PRIu64 " bytes are too long for a header", path, writer->header);
+        good = writer->header <= SAFE_MAX_HEADER ||
+               fail(error, "%s: names and texts of %" PRIu64 " bytes are too long for a header", path, writer->header);
         good = good && file_write(&writer->file, header.data, header.count, error);
         free(header.data);
     }
@@ -166,7 +169,8 @@ bool safe_writer_put(SafeWriter* writer, int index, uint64_t first, const void* 
     uint64_t size = t->end - t->begin;
     bool good = first <= size && bytes <= size - first;
     if (!good) {
-        fail(error, "%s: tensor \"%s\" has %" PRIu64 " bytes; %zu at %" PRIu64 " were given", writer->file.path, t->name, size, bytes, first);
+        fail(error, "%s: tensor \"%s\" has %" PRIu64 " bytes; %zu at %" PRIu64 " were given", writer->file.path, t->name, size, bytes,
+             first);
     }
     good = good && safe_write_at(&writer->file, data, bytes, 8 + writer->header + t->begin + first, error);
     if (!good) {
@@ -184,14 +188,16 @@ bool safe_writer_commit(SafeWriter* writer, Error* error) {
     bool good = true;
     for (size_t i = 0; good && i < table->count; i++) {
         const SafeTensor* t = &table->tensors[i];
-        good = t->written == t->end - t->begin || fail(error, "%s: tensor \"%s\" got %" PRIu64 " of its %" PRIu64 " bytes", writer->file.path,
-                                                       t->name, t->written, t->end - t->begin);
+        good = t->written == t->end - t->begin || fail(error, "%s: tensor \"%s\" got %" PRIu64 " of its %" PRIu64 " bytes",
+                                                       writer->file.path, t->name, t->written, t->end - t->begin);
     }
     ByteBuffer header = safe_writer_header(writer);
     good = good && safe_write_at(&writer->file, header.data, header.count, 0, error);
     writer->file.size = header.count + writer->data;
     writer->file.crc = crc32c_share(crc32c(0, header.data, header.count), writer->data);
-    for (size_t i = 0; i < table->count; i++) { writer->file.crc ^= crc32c_share(table->tensors[i].crc, writer->data - table->tensors[i].end); }
+    for (size_t i = 0; i < table->count; i++) {
+        writer->file.crc ^= crc32c_share(table->tensors[i].crc, writer->data - table->tensors[i].end);
+    }
     free(header.data);
     good = good && file_commit(&writer->file, error);
     if (!good) { file_abandon(&writer->file); }
