@@ -262,7 +262,8 @@ static bool train_step(BpeTrainer* trainer, TokenBuffer* touched) {
         }
         uint8_t joined[TOKENIZER_MAX_TOKEN];
         size_t left = 0, right = 0;
-        const uint8_t *left_bytes = tokenizer_token(tokenizer, best.left, &left), *right_bytes = tokenizer_token(tokenizer, best.right, &right);
+        const uint8_t* left_bytes = tokenizer_token(tokenizer, best.left, &left);
+        const uint8_t* right_bytes = tokenizer_token(tokenizer, best.right, &right);
         if (left + right > TOKENIZER_MAX_TOKEN) { continue; }
         memcpy(joined, left_bytes, left);
         memcpy(joined + left, right_bytes, right);
@@ -285,7 +286,8 @@ bool bpe_train(Tokenizer* tokenizer, const WordCounts* counts, size_t vocab_size
     memset(tokenizer, 0, sizeof(*tokenizer));
     memset(&trainer, 0, sizeof(trainer));
     if (vocab_size < 257 || vocab_size > TOKENIZER_MAX_VOCAB) {
-        return fail(error, "a vocabulary of %zu tokens: expected 257 (256 bytes and %s) to %zu", vocab_size, END_OF_TEXT, TOKENIZER_MAX_VOCAB);
+        return fail(error, "a vocabulary of %zu tokens: expected 257 (256 bytes and %s) to %zu", vocab_size, END_OF_TEXT,
+                    TOKENIZER_MAX_VOCAB);
     }
     trainer.tokenizer = tokenizer;
     token_map_new(&trainer.map, vocab_size);

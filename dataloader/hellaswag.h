@@ -48,9 +48,8 @@ static const uint16_t* hellaswag_tokens(const HellaSwag* set, size_t* at, size_t
 static size_t hellaswag_parse(HellaSwag* set, size_t index, size_t at, size_t total, uint64_t vocab_size) {
     const uint16_t* w = set->words + at;
     HellaSwagExample* example = &set->examples[index];
-    if (total - at < 6 || w[0] != HELLASWAG_START || w[1] % 2 || w[2] != index || w[3] >= HELLASWAG_ENDINGS || w[4] != HELLASWAG_ENDINGS) {
-        return 0;
-    }
+    if (total - at < 6 || w[0] != HELLASWAG_START || w[1] % 2 || w[2] != index) { return 0; }
+    if (w[3] >= HELLASWAG_ENDINGS || w[4] != HELLASWAG_ENDINGS) { return 0; }
     size_t end = at + w[1] / 2u;
     if (end > total) { return 0; }
     example->label = w[3];
@@ -79,8 +78,8 @@ static bool hellaswag_read(HellaSwag* set, const FileReader* file, uint64_t voca
     }
     size_t total = (size_t)(file->size - 1024) / 2;
     if (header[2] < 1 || header[2] > 65535 || (size_t)header[2] > total / 15) { // an example has at least 15 words
-        return fail(error, "%s: header says %" PRId32 " examples, the file has %" PRIu64 " bytes: copy it or make it again", path, header[2],
-                    file->size);
+        return fail(error, "%s: header says %" PRId32 " examples, the file has %" PRIu64 " bytes: copy it or make it again", path,
+                    header[2], file->size);
     }
     if (!sidecar_check(file, true, error)) { return false; }
     set->count = (size_t)header[2];
@@ -167,7 +166,9 @@ static bool hellaswag_add_line(HellaSwagWriter* writer, const uint8_t* line, siz
 }
 
 static bool hellaswag_add_file(HellaSwagWriter* writer, const FileReader* file, Error* error) {
-    if (file->size > HELLASWAG_MAX_FILE) { return fail(error, "%s has %" PRIu64 " bytes: too large for an evaluation set", file->path, file->size); }
+    if (file->size > HELLASWAG_MAX_FILE) {
+        return fail(error, "%s has %" PRIu64 " bytes: too large for an evaluation set", file->path, file->size);
+    }
     size_t bytes = (size_t)file->size, line_number = 0;
     uint8_t* text = (uint8_t*)need(malloc(bytes + 1));
     bool good = file_read(file, text, bytes, 0, error);
@@ -176,8 +177,9 @@ static bool hellaswag_add_file(HellaSwagWriter* writer, const FileReader* file, 
         size_t length = stop ? (size_t)(stop - text) - at : bytes - at;
         line_number++;
         if (length > 0 && !hellaswag_add_line(writer, text + at, length)) {
-            good = fail(error, "%s:%zu: expected an object with a string \"ctx\", four strings \"endings\" and a \"label\" of 0 to 3, under 64 kB",
-                        file->path, line_number);
+            good =
+                fail(error, "%s:%zu: expected {\"ctx\": string, \"endings\": four strings, \"label\": 0 to 3} of less than 64 kB in tokens",
+                     file->path, line_number);
         }
         at += length + 1;
     }

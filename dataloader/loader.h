@@ -97,8 +97,8 @@ static bool loader_measure(Loader* loader, const char* pattern, Error* error) {
     }
     loader->tokens = loader->first[loader->shard_count];
     if (loader->tokens < (uint64_t)loader->T + 1) {
-        return fail(error, "%s: %" PRIu64 " tokens in %zu files, a sequence needs %d + 1: make more data, or shorten the sequences", pattern,
-                    loader->tokens, loader->shard_count, loader->T);
+        return fail(error, "%s: %" PRIu64 " tokens in %zu files, a sequence needs %d + 1: make more data, or shorten the sequences",
+                    pattern, loader->tokens, loader->shard_count, loader->T);
     }
     loader->sequences = (loader->tokens - 1) / (uint64_t)loader->T;
     return bytes > LOADER_VERIFY_BYTES || loader_verify(loader, error);

@@ -62,7 +62,8 @@ bool shard_read(const Shard* shard, uint64_t first, size_t count, int32_t* token
     }
     // short tokens are read into the back half of the array and widened in place, front to back
     uint8_t* raw = (uint8_t*)tokens + count * (sizeof(int32_t) - shard->token_bytes);
-    if (!file_read(&shard->file, raw, count * shard->token_bytes, SHARD_HEADER_BYTES + first * shard->token_bytes, error)) { return false; }
+    uint64_t offset = SHARD_HEADER_BYTES + first * shard->token_bytes;
+    if (!file_read(&shard->file, raw, count * shard->token_bytes, offset, error)) { return false; }
     for (size_t i = 0; i < count; i++) {
         uint32_t id = 0;
         if (shard->token_bytes == 2) {
@@ -73,7 +74,8 @@ bool shard_read(const Shard* shard, uint64_t first, size_t count, int32_t* token
             memcpy(&id, raw + 4 * i, 4);
         }
         if (id >= vocab_size || id > INT32_MAX) {
-            return fail(error, "%s: token %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu64 ": was it made with another tokenizer?",
+            return fail(error,
+                        "%s: token %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu64 ": was it made with another tokenizer?",
                         shard->file.path, first + i, id, vocab_size);
         }
         tokens[i] = (int32_t)id;

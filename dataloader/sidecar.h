@@ -32,7 +32,9 @@ bool sidecar_read(Sidecar* sidecar, const char* path, Error* error) {
         sidecar_format(again, sizeof(again), sidecar->crc, sidecar->size);
         good = strcmp(line, again) == 0;
     }
-    if (!good) { return fail(error, "%s is not a checksum line \"crc32c XXXXXXXX bytes N\": make the data again, or delete this file to go without", name); }
+    if (!good) {
+        return fail(error, "%s is not a line \"crc32c XXXXXXXX bytes N\": make the data again, or delete this file to go without", name);
+    }
     sidecar->present = true;
     return true;
 }

@@ -95,8 +95,8 @@ static void tokenize_make_jobs(Tokenize* run) {
     size_t bytes = 0;
     run->job_count = 0;
     for (size_t i = 0; i < run->piece_count; i++) {
-        bool joins = i > 0 && run->pieces[i].validation == run->pieces[i - 1].validation && bytes + run->pieces[i].bytes <= TOKENIZE_JOB_BYTES;
-        if (!joins) {
+        bool same_split = i > 0 && run->pieces[i].validation == run->pieces[i - 1].validation;
+        if (!same_split || bytes + run->pieces[i].bytes > TOKENIZE_JOB_BYTES) {
             if (run->job_count == run->job_capacity) {
                 size_t old = run->job_capacity;
                 run->job_capacity = max_size(64, 2 * old);
@@ -158,7 +158,9 @@ static bool tokenize_write_shards(Tokenize* run, Error* error) {
     }
     run->documents = reader.documents;
     text_close(&reader);
-    if (good && run->train.total == 0) { good = fail(error, "%s: no text for training in %zu files", run->config->inputs[0], run->config->input_count); }
+    if (good && run->train.total == 0) {
+        good = fail(error, "%s: no text for training in %zu files", run->config->inputs[0], run->config->input_count);
+    }
     return good && shard_writer_close(&run->train, error) && shard_writer_close(&run->val, error);
 }
 
@@ -229,7 +231,9 @@ static bool tokenize_work(Tokenize* run, Error* error) {
     const TokenizeConfig* config = run->config;
     uint64_t shard_tokens = config->shard_tokens ? config->shard_tokens : SHARD_TOKENS_DEFAULT;
     char path[PATH_MAX];
-    if (snprintf(path, sizeof(path), "%s_tokenizer.bin", config->prefix) >= PATH_MAX) { return fail(error, "the output prefix is too long"); }
+    if (snprintf(path, sizeof(path), "%s_tokenizer.bin", config->prefix) >= PATH_MAX) {
+        return fail(error, "the output prefix is too long: %.200s...", config->prefix);
+    }
     bool given = config->tokenizer && config->tokenizer[0];
     if (!(given ? tokenizer_open(&run->tokenizer, config->tokenizer, error) : tokenize_train(run, error))) { return false; }
     size_t vocab_size = run->tokenizer.vocab_size;
@@ -255,7 +259,8 @@ bool tokenize_run(const TokenizeConfig* config, Error* error) {
     Tokenize run;
     memset(&run, 0, sizeof(run));
     run.config = config;
-    TextConfig text = {config->inputs, config->input_count, config->format, config->separator, config->json_field, config->val_fraction, config->block};
+    TextConfig text = {config->inputs,     config->input_count,  config->format, config->separator,
+                       config->json_field, config->val_fraction, config->block};
     run.text = text;
     run.start = run.shown = seconds_now();
     run.threads = config->threads > 0 ? config->threads : 1;

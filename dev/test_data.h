@@ -1,27 +1,10 @@
-// test_data.h - tests of the data path: shards, the loader, text input, the command tokenize, evaluation sets, and damaged files for
-// every reader of it. Tests of the encoder are in test_tokenizer.h; all rows stand at the end of this file.
+// test_data.h - tests of the data path: tokenizer files, shards, the loader, evaluation sets, and damaged files for every reader of
+// it. Tests of the encoder are in test_tokenizer.h, of text input in test_text.h; all rows stand at the end of this file.
 #pragma once
 #include "../dataloader/hellaswag.h"
 #include "../dataloader/loader.h"
+#include "test_text.h"
 #include "test_tokenizer.h"
-
-static const char* data_path(const char* name) {
-    static char paths[8][PATH_MAX];
-    static int next = 0;
-    char* path = paths[next++ % 8];
-    snprintf(path, PATH_MAX, "%s/%s", test_folder(), name);
-    return path;
-}
-
-// A file without a checksum beside it.
-static void data_store(const char* path, const void* data, size_t bytes) {
-    char sidecar[PATH_MAX];
-    Error error;
-    FILE* file = fopen(path, "wb");
-    CHECK(file && fwrite(data, 1, bytes, file) == bytes, "writing %s", path);
-    if (file) { fclose(file); }
-    if (sidecar_name(sidecar, path, &error)) { unlink(sidecar); }
-}
 
 typedef bool (*DataReader)(const char* path, Error* error);
 
@@ -36,7 +19,8 @@ static void data_must_fail(DataReader read, const char* path, const char* how, s
 // Feeds a reader damaged copies of the good file at `good`: shorter, longer, foreign, empty, with bits flipped. With a checksum file
 // beside it, every flip must be found; without one, `flips_found` says whether it must be.
 static void data_damage(DataReader read, const char* good, bool flips_found) {
-    static const char* const foreign[] = {"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", "\177ELF\002\001\001", "\n", " ", "{}"};
+    static const char* const foreign[] = {"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", "\177ELF\002\001\001", "\n", " ",
+                                          "{}"};
     ByteBuffer data = {NULL, 0, 0};
     char path[PATH_MAX], sidecar[PATH_MAX], copy[PATH_MAX];
     Error error;
@@ -44,7 +28,8 @@ static void data_damage(DataReader read, const char* good, bool flips_found) {
     data_load(&data, good);
     data_store(path, data.data, data.count);
     CHECK_OK(read(path, &error), error);
-    for (size_t keep = 0; keep < data.count; keep += keep < 40 || (keep > 1000 && keep < 1060) || keep + 20 > data.count ? 1 : 1 + data.count / 53) {
+    for (size_t keep = 0; keep < data.count;
+         keep += keep < 40 || (keep > 1000 && keep < 1060) || keep + 20 > data.count ? 1 : 1 + data.count / 53) {
         data_store(path, data.data, keep);
         data_must_fail(read, path, "a cut-off file", keep);
     }
@@ -111,7 +96,8 @@ static void data_tokenizer_damaged(void) {
 
 static bool data_same_tokens(const Tokenizer* a, const Tokenizer* b) {
     return a->vocab_size == b->vocab_size && a->eot == b->eot && a->bytes.count == b->bytes.count &&
-           memcmp(a->bytes.data, b->bytes.data, a->bytes.count) == 0 && memcmp(a->start, b->start, (a->vocab_size + 1) * sizeof(size_t)) == 0;
+           memcmp(a->bytes.data, b->bytes.data, a->bytes.count) == 0 &&
+           memcmp(a->start, b->start, (a->vocab_size + 1) * sizeof(size_t)) == 0;
 }
 
 // The same vocabulary through llm.c's file, as a rank file, and a small vocab.bpe with the ids known by hand.
@@ -202,7 +188,8 @@ static bool data_read_shard(const char* path, Error* error) {
 }
 
 static void data_shard_bytes(void) {
-    static const uint8_t narrow[] = {0x88, 0xD8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0}, wide[] = {0xA1, 0xD9, 0x34, 0x01, 7, 0, 0, 0, 2, 0, 0, 0};
+    static const uint8_t narrow[] = {0x88, 0xD8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0},
+                         wide[] = {0xA1, 0xD9, 0x34, 0x01, 7, 0, 0, 0, 2, 0, 0, 0};
     const uint16_t a[3] = {1, 50256, 65535};
     const uint32_t b[2] = {70000, 128255};
     Error error;
@@ -211,7 +198,8 @@ static void data_shard_bytes(void) {
     int32_t tokens[3];
     CHECK_OK(shard_write(data_path("a.bin"), a, 3, 2, &error), error);
     data_load(&data, data_path("a.bin"));
-    CHECK(data.count == 1030 && memcmp(data.data, narrow, sizeof(narrow)) == 0 && memcmp(data.data + 1024, a, 6) == 0, "%zu bytes", data.count);
+    CHECK(data.count == 1030 && memcmp(data.data, narrow, sizeof(narrow)) == 0 && memcmp(data.data + 1024, a, 6) == 0, "%zu bytes",
+          data.count);
     CHECK_OK(shard_write(data_path("b.bin"), b, 2, 4, &error), error);
     data_load(&data, data_path("b.bin"));
     CHECK(data.count == 1032 && memcmp(data.data, wide, sizeof(wide)) == 0 && memcmp(data.data + 1024, b, 8) == 0, "%zu bytes", data.count);
@@ -279,7 +267,9 @@ static void data_permutation(void) {
                 same += epoch == 0 && place == shuffle_index(43, 0, k, n);
             }
         }
-        for (uint64_t k = 0; k < n; k++) { CHECK(seen[k] == 2, "n = %zu: place %zu comes %d times in two epochs", (size_t)n, (size_t)k, seen[k]); }
+        for (uint64_t k = 0; k < n; k++) {
+            CHECK(seen[k] == 2, "n = %zu: place %zu comes %d times in two epochs", (size_t)n, (size_t)k, seen[k]);
+        }
         // a random permutation has one fixed place on average, and shares one with another; 12 is far out for either
         CHECK(n < 1000 || (fixed < 24 && same < 24), "n = %zu: %zu places are fixed, %zu shared", (size_t)n, (size_t)fixed, (size_t)same);
         free(seen);
@@ -306,7 +296,9 @@ static void data_make_shards(const char* name, const size_t* sizes, size_t count
             wide[i] = next;
             narrow[i] = (uint16_t)next++;
         }
-        CHECK_OK(s % 2 ? shard_write(data_path(file), wide, sizes[s], 4, &error) : shard_write(data_path(file), narrow, sizes[s], 2, &error), error);
+        CHECK_OK(s % 2 ? shard_write(data_path(file), wide, sizes[s], 4, &error)
+                       : shard_write(data_path(file), narrow, sizes[s], 2, &error),
+                 error);
     }
 }
 
@@ -334,7 +326,9 @@ static void data_loader_straddles(void) {
                     CHECK(shuffle || tokens[0] == (int32_t)k * T, "T = %d: sequence %zu starts with %d", T, (size_t)k, tokens[0]);
                     if (counts_up) { seen[tokens[0] / T]++; }
                 }
-                for (uint64_t k = 0; k < loader.sequences; k++) { CHECK(seen[k] == 1, "T = %d: sequence %zu came %d times", T, (size_t)k, seen[k]); }
+                for (uint64_t k = 0; k < loader.sequences; k++) {
+                    CHECK(seen[k] == 1, "T = %d: sequence %zu came %d times", T, (size_t)k, seen[k]);
+                }
             }
             loader_close(&loader);
         }
@@ -347,7 +341,8 @@ static void data_loader_is_pure(void) {
     Error error;
     Loader a, b;
     data_make_shards("p", sizes, COUNT_OF(sizes));
-    bool good = loader_open(&a, data_path("p_*.bin"), 7, 9, true, 300, &error) && loader_open(&b, data_path("p_*.bin"), 7, 9, true, 300, &error);
+    bool good =
+        loader_open(&a, data_path("p_*.bin"), 7, 9, true, 300, &error) && loader_open(&b, data_path("p_*.bin"), 7, 9, true, 300, &error);
     CHECK_OK(good, error);
     if (!good) { return; }
     size_t differ = 0;
@@ -374,7 +369,8 @@ static void data_loader_refusals(void) {
     int32_t tokens[33];
     data_make_shards("r", sizes, COUNT_OF(sizes));
     CHECK_FAILS(loader_open(&loader, data_path("nothing_*.bin"), 8, 0, true, 100, &error), error, "tokenize");
-    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 33, 0, true, 100, &error), error, "33 tokens in 2 files, a sequence needs 33 + 1");
+    CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 33, 0, true, 100, &error), error,
+                "33 tokens in 2 files, a sequence needs 33 + 1");
     CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), 0, 0, true, 100, &error), error, "at least 1");
     CHECK_FAILS(loader_open(&loader, data_path("r_*.bin"), INT_MAX, 0, true, 100, &error), error, "a sequence needs");
     CHECK_FAILS(loader_open(&loader, test_folder(), 8, 0, true, 100, &error), error, "not a regular file");
@@ -424,249 +420,6 @@ static void data_loader_large(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
-// Text input.
-
-// Reads a text file and joins its documents with '|' between, '#' before those for validation; cut-up documents come together again.
-static void data_documents(ByteBuffer* out, const char* name, const TextConfig* config, Error* error) {
-    TextReader reader;
-    const char* paths[1] = {data_path(name)};
-    TextConfig with_path = *config;
-    with_path.paths = paths;
-    with_path.path_count = 1;
-    out->count = 0;
-    error->text[0] = 0;
-    text_open(&reader, &with_path);
-    while (text_next(&reader, error) && reader.piece_count > 0) {
-        for (size_t i = 0; i < reader.piece_count; i++) {
-            const TextPiece* piece = &reader.pieces[i];
-            if (piece->starts) { bytes_append(out, piece->validation ? "#" : "|", 1); }
-            bytes_append(out, reader.text.data + piece->begin, piece->bytes);
-        }
-    }
-    text_close(&reader);
-    bytes_append(out, "", 1); // a C string
-}
-
-static void data_text_documents(void) {
-    static const struct {
-        const char *separator, *text, *expected;
-    } cases[] = {
-        {NULL, "one two\n\nthree\n", "|one two\n\nthree\n"},
-        {NULL, "", ""},
-        {NULL, "\n", "|\n"},
-        {"blank", "one two\n\nthree\nfour\n\n\n\nfive", "|one two|three\nfour|five"},
-        {"blank", "\n\none\r\n\r\ntwo\r\n", "|one|two"},
-        {"blank", "\n\n\n", ""},
-        {"---", "one\n--- \n---\ntwo ---\n---\n---\nthree\n---", "|one\n--- |two ---|three"},
-        {"---", "---\none", "|one"},
-        {END_OF_TEXT, "a <|endoftext|> b\n<|endoftext|>\n\n  c\n", "|a <|endoftext|> b|  c"},
-        {"a b", "x\na b\ny\na b", "|x|y"},
-    };
-    Error error;
-    ByteBuffer out = {NULL, 0, 0};
-    for (size_t c = 0; c < COUNT_OF(cases); c++) {
-        data_store(data_path("text.txt"), cases[c].text, strlen(cases[c].text));
-        for (size_t block = 1; block < 70; block += 1 + block / 8) { // borders of blocks anywhere
-            TextConfig config = {NULL, 0, TEXT_AUTO, cases[c].separator, NULL, 0.0, block};
-            data_documents(&out, "text.txt", &config, &error);
-            CHECK(error.text[0] == 0 && strcmp((char*)out.data, cases[c].expected) == 0, "case %zu, blocks of %zu: \"%s\" %s", c, block,
-                  (char*)out.data, error.text);
-        }
-    }
-    bytes_free(&out);
-}
-
-static void data_text_jsonl(void) {
-    static const char good[] = "\xEF\xBB\xBF{\"id\": [1, {\"text\": \"no\"}], \"text\": \"a \\\"b\\\\\\/\\n\\u00e9\\ud83d\\ude00\", \"n\": -1.5e3}\r\n\n"
-                               "  {\"text\":\"\\ud83dx\\u0041\"}  \n{\"text\": \"\"}\n{\"text\":\"tab\tand \xFF\",\"text\":\"second\"}";
-    static const struct {
-        const char *line, *message;
-    } bad[] = {
-        {"{\"text\": \"open", ":2: malformed JSON"},      {"{\"text\": \"x\"", ":2: malformed JSON"},  {"{\"text\": \"x\"} y", ":2: malformed JSON"},
-        {"{\"text\": \"\\x\"}", ":2: malformed JSON"},    {"{\"text\": \"\\u12g4\"}", ":2: malformed"}, {"[\"text\"]", ":2: malformed JSON"},
-        {"{\"text\" \"x\"}", ":2: malformed JSON"},       {"{\"text\": 5}", ":2: no string field"},     {"{\"body\": \"x\"}", ":2: no string field \"text\""},
-        {"{\"a\": [[[\"text\": \"x\"}", ":2: malformed"}, {"{\"text\": }", ":2: malformed JSON"},       {"{,}", ":2: malformed JSON"},
-        {"{\"text\": \"x\",}", ":2: malformed JSON"},     {"nonsense", ":2: malformed JSON"},           {"{\"text\": \"\\", ":2: malformed JSON"},
-        {"{\"text\": \"\\u", ":2: malformed JSON"},       {"{\"text\"", ":2: malformed JSON"},          {"{", ":2: malformed JSON"},
-    };
-    Error error;
-    ByteBuffer out = {NULL, 0, 0};
-    data_store(data_path("t.jsonl"), good, sizeof(good) - 1);
-    for (size_t block = 1; block < 300; block += 7) {
-        TextConfig config = {NULL, 0, TEXT_AUTO, NULL, NULL, 0.0, block};
-        data_documents(&out, "t.jsonl", &config, &error);
-        CHECK(error.text[0] == 0 && strcmp((char*)out.data, "|a \"b\\/\n\xC3\xA9\xF0\x9F\x98\x80|\xEF\xBF\xBDxA|tab\tand \xFF") == 0, "blocks of %zu: \"%s\" %s", block,
-              (char*)out.data, error.text);
-    }
-    for (size_t i = 0; i < COUNT_OF(bad); i++) {
-        char text[256];
-        TextConfig config = {NULL, 0, TEXT_JSONL, NULL, NULL, 0.0, 0};
-        int bytes = snprintf(text, sizeof(text), "{\"text\": \"x\"}\n%s\n{\"text\": \"y\"}\n", bad[i].line);
-        data_store(data_path("bad.txt"), text, (size_t)bytes);
-        data_documents(&out, "bad.txt", &config, &error);
-        CHECK(strstr(error.text, bad[i].message), "line %zu: expected \"%s\", found \"%s\"", i, bad[i].message, error.text);
-    }
-    char* deep = (char*)need(malloc(1000000)); // a million brackets must not overflow a stack
-    memset(deep, '[', 1000000);
-    memcpy(deep, "{\"a\":", 5);
-    TextConfig config = {NULL, 0, TEXT_JSONL, NULL, NULL, 0.0, 0};
-    data_store(data_path("deep.txt"), deep, 1000000);
-    data_documents(&out, "deep.txt", &config, &error);
-    CHECK(strstr(error.text, "malformed JSON"), "%s", error.text);
-    free(deep);
-    bytes_free(&out);
-}
-
-static void data_text_validation(void) {
-    Error error;
-    ByteBuffer text = {NULL, 0, 0}, out = {NULL, 0, 0};
-    for (int i = 0; i < 200; i++) {
-        char line[64];
-        bytes_append(&text, line, (size_t)snprintf(line, sizeof(line), "{\"text\": \"document %d \"}\n", i));
-    }
-    data_store(data_path("v.jsonl"), text.data, text.count);
-    static const double fractions[] = {0.0, 0.005, 0.1, 0.5, 0.33};
-    for (size_t f = 0; f < COUNT_OF(fractions); f++) {
-        TextConfig config = {NULL, 0, TEXT_AUTO, NULL, NULL, fractions[f], 100};
-        data_documents(&out, "v.jsonl", &config, &error);
-        size_t validation = 0, expected = (size_t)(200 * fractions[f] + 0.5);
-        for (size_t i = 0; i < out.count; i++) { validation += out.data[i] == '#'; }
-        CHECK(validation == expected, "%g of 200 documents: expected %zu, found %zu", fractions[f], expected, validation);
-    }
-    text.count = 0;
-    for (int i = 0; i < 200; i++) { bytes_append(&text, "word ", 5); } // an undivided file gives its tail
-    data_store(data_path("v.txt"), text.data, text.count);
-    for (size_t block = 1; block < 2000; block = block * 2 + 1) {
-        TextConfig config = {NULL, 0, TEXT_AUTO, NULL, NULL, 0.25, block};
-        data_documents(&out, "v.txt", &config, &error);
-        const char* tail = strchr((char*)out.data, '#');
-        CHECK(tail && tail - (char*)out.data == 755 && out.count == 1003 && out.data[0] == '|', "blocks of %zu: the tail starts at %td", block,
-              tail ? tail - (char*)out.data : -1);
-    }
-    bytes_free(&text);
-    bytes_free(&out);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------------
-// The command tokenize.
-
-static TokenizeConfig data_tokenize_config(const char* const* inputs, size_t count, const char* prefix) {
-    TokenizeConfig config;
-    memset(&config, 0, sizeof(config));
-    config.inputs = inputs;
-    config.input_count = count;
-    config.prefix = prefix;
-    config.vocab_size = 400;
-    return config;
-}
-
-// Runs with its report sent to nowhere.
-static bool data_tokenize_quietly(const TokenizeConfig* config, Error* error) {
-    fflush(stdout);
-    int out = dup(1), err = dup(2), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, 1);
-    dup2(nowhere, 2);
-    bool good = tokenize_run(config, error);
-    fflush(stdout);
-    dup2(out, 1);
-    dup2(err, 2);
-    close(out);
-    close(err);
-    close(nowhere);
-    return good;
-}
-
-// All shards of a split as text, '|' for each end of text.
-static void data_decode_shards(ByteBuffer* text, const char* prefix, const char* split) {
-    char name[128];
-    Tokenizer tokenizer;
-    Error error;
-    Loader loader;
-    snprintf(name, sizeof(name), "%s_tokenizer.bin", prefix);
-    text->count = 0;
-    bool good = tokenizer_open(&tokenizer, data_path(name), &error);
-    CHECK_OK(good, error);
-    if (!good) { return; }
-    snprintf(name, sizeof(name), "%s_%s_*.bin", prefix, split);
-    good = loader_open(&loader, data_path(name), 1, 0, false, tokenizer.vocab_size, &error);
-    CHECK_OK(good, error);
-    for (uint64_t i = 0; good && i <= loader.sequences; i++) {
-        int32_t pair[2];
-        good = loader_sequence(&loader, i < loader.sequences ? i : i - 1, pair, &error);
-        int32_t token = pair[i == loader.sequences];
-        CHECK_OK(good, error);
-        if (token == (int32_t)tokenizer.eot) {
-            bytes_append(text, "|", 1);
-        } else {
-            CHECK_OK(tokenizer_decode(&tokenizer, &token, 1, text, &error), error);
-        }
-    }
-    bytes_append(text, "", 1);
-    loader_close(&loader);
-    tokenizer_free(&tokenizer);
-}
-
-static void data_tokenize_whole(void) {
-    Error error;
-    ByteBuffer text = {NULL, 0, 0}, first = {NULL, 0, 0}, again = {NULL, 0, 0};
-    const char* lines = "{\"text\":\"one fish two fish\"}\n{\"text\":\"red fish\"}\n{\"text\":\"blue fish, old fish\"}\n{\"text\":\"new fish\"}\n";
-    data_store(data_path("in.jsonl"), lines, strlen(lines));
-    const char* inputs[2] = {data_path("in.jsonl"), data_path("in.jsonl")};
-    TokenizeConfig config = data_tokenize_config(inputs, 2, data_path("tk"));
-    config.val_fraction = 0.25;
-    config.shard_tokens = 7;
-    CHECK_OK(data_tokenize_quietly(&config, &error), error);
-    data_decode_shards(&text, "tk", "train");
-    CHECK(strcmp((char*)text.data, "|one fish two fish|blue fish, old fish|new fish|one fish two fish|blue fish, old fish|new fish") == 0, "%s", (char*)text.data);
-    data_decode_shards(&text, "tk", "val");
-    CHECK(strcmp((char*)text.data, "|red fish|red fish") == 0, "%s", (char*)text.data);
-
-    // a larger text: the same bytes whatever the threads and the blocks
-    const char* large[1] = {data_fixture("bpe_text.bin")};
-    for (int run = 0; run < 3; run++) {
-        TokenizeConfig more = data_tokenize_config(large, 1, data_path("tl"));
-        more.format = TEXT_PLAIN;
-        more.val_fraction = 0.1;
-        more.threads = 1 + run;
-        more.block = run == 2 ? 1000 : 0;
-        CHECK_OK(data_tokenize_quietly(&more, &error), error);
-        data_load(run ? &again : &first, data_path("tl_train_000000.bin"));
-        CHECK(run == 0 || (first.count == again.count && memcmp(first.data, again.data, first.count) == 0), "run %d gives other tokens", run);
-        data_load(run ? &again : &text, data_path("tl_tokenizer.bin"));
-        CHECK(run == 0 || (text.count == again.count && memcmp(text.data, again.data, text.count) == 0), "run %d gives another vocabulary", run);
-    }
-    bytes_free(&text);
-    bytes_free(&first);
-    bytes_free(&again);
-}
-
-static void data_tokenize_refusals(void) {
-    Error error;
-    data_store(data_path("empty.txt"), "", 0);
-    data_store(data_path("ok.txt"), "some text", 9);
-    const char *empty[1] = {data_path("empty.txt")}, *missing[2] = {data_path("ok.txt"), data_path("missing.txt")};
-    TokenizeConfig config = data_tokenize_config(empty, 1, data_path("no"));
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "no text");
-    config = data_tokenize_config(missing, 2, data_path("no"));
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "missing.txt");
-    CHECK(access(data_path("no_tokenizer.bin"), F_OK) != 0 || access(data_path("no_train_000000.bin"), F_OK) != 0, "wrote data all the same");
-    config.input_count = 0;
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "no input");
-    config = data_tokenize_config(missing, 1, "");
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "prefix");
-    config = data_tokenize_config(missing, 1, data_path("folder/that/is/not/x"));
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "cannot create");
-    config = data_tokenize_config(missing, 1, data_path("no"));
-    config.val_fraction = 1.0;
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "fraction");
-    config.val_fraction = (double)NAN;
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "fraction");
-    config.val_fraction = 0.0;
-    config.vocab_size = 100;
-    CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "257");
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------------
 // Evaluation sets.
 
 static bool data_read_hellaswag(const char* path, Error* error) {
@@ -677,11 +430,16 @@ static bool data_read_hellaswag(const char* path, Error* error) {
 }
 
 static void data_hellaswag(void) {
-    static const char jsonl[] = "{\"ind\": 4, \"ctx\": \"A man is\", \"endings\": [\"one\", \"two words\", \"3\", \"f\\u00e9\"], \"label\": 2}\n"
-                                "{\"label\": \"0\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"ctx\": \"x\"}\n";
-    static const char* const bad[] = {"{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": 0}", "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 4}",
-                                      "{\"ctx\": \"\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 1}", "{\"ctx\": \"x\", \"label\": 1}",
-                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\", \"e\"], \"label\": 1}", "x", "{}"};
+    static const char jsonl[] =
+        "{\"ind\": 4, \"ctx\": \"A man is\", \"endings\": [\"one\", \"two words\", \"3\", \"f\\u00e9\"], \"label\": 2}\n"
+        "{\"label\": \"0\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"ctx\": \"x\"}\n";
+    static const char* const bad[] = {"{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": 0}",
+                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 4}",
+                                      "{\"ctx\": \"\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 1}",
+                                      "{\"ctx\": \"x\", \"label\": 1}",
+                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\", \"e\"], \"label\": 1}",
+                                      "x",
+                                      "{}"};
     DataCoder coder;
     HellaSwag set;
     Error error;
@@ -701,7 +459,8 @@ static void data_hellaswag(void) {
                 int32_t token = tokens[k];
                 CHECK_OK(tokenizer_decode(&coder.tokenizer, &token, 1, &text, &error), error);
             }
-            CHECK(text.count == strlen(expected[i]) && memcmp(text.data, expected[i], text.count) == 0, "part %d: \"%.*s\"", i, (int)text.count, (char*)text.data);
+            CHECK(text.count == strlen(expected[i]) && memcmp(text.data, expected[i], text.count) == 0, "part %d: \"%.*s\"", i,
+                  (int)text.count, (char*)text.data);
             bytes_free(&text);
         }
         hellaswag_close(&set);

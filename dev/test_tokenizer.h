@@ -19,6 +19,24 @@ static const char* data_fixture(const char* name) {
     return path;
 }
 
+static const char* data_path(const char* name) {
+    static char paths[8][PATH_MAX];
+    static int next = 0;
+    char* path = paths[next++ % 8];
+    snprintf(path, PATH_MAX, "%s/%s", test_folder(), name);
+    return path;
+}
+
+// A file without a checksum beside it.
+static void data_store(const char* path, const void* data, size_t bytes) {
+    char sidecar[PATH_MAX];
+    Error error;
+    FILE* file = fopen(path, "wb");
+    CHECK(file && fwrite(data, 1, bytes, file) == bytes, "writing %s", path);
+    if (file) { fclose(file); }
+    if (sidecar_name(sidecar, path, &error)) { unlink(sidecar); }
+}
+
 static void data_load(ByteBuffer* data, const char* path) {
     FileReader file;
     Error error;
@@ -86,7 +104,8 @@ static void data_random_text(ByteBuffer* text, size_t bytes, bool broken) {
 // The scan against the pattern: every pre-token of `text` (valid UTF-8) must end where PCRE2 ends its match.
 static void data_compare_with_pattern(const uint8_t* classes, const ByteBuffer* text) {
 #define WHITE "\\t\\n\\x0b\\f\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-    static const char pattern[] = "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^" WHITE "\\p{L}\\p{N}]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+";
+    static const char pattern[] =
+        "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^" WHITE "\\p{L}\\p{N}]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+";
     int code_error;
     size_t offset, wrong = 0, words = 0;
     pcre2_code* code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code_error, &offset, NULL);
@@ -100,7 +119,8 @@ static void data_compare_with_pattern(const uint8_t* classes, const ByteBuffer* 
         int found = pcre2_match(code, text->data, text->count, at, options, match, NULL);
         size_t end = (size_t)(pretoken_end(classes, text->data + at, text->data + text->count) - text->data);
         wrong += found <= 0 || end != span[1];
-        CHECK(found > 0 && end == span[1], "word %zu at byte %zu: the pattern (%d) ends at %zu, the scan at %zu", words, at, found, span[1], end);
+        CHECK(found > 0 && end == span[1], "word %zu at byte %zu: the pattern (%d) ends at %zu, the scan at %zu", words, at, found, span[1],
+              end);
         if (found <= 0) { break; }
     }
     pcre2_match_data_free(match);
@@ -138,11 +158,43 @@ static void data_pretokens_of_broken_text(void) {
     static const struct {
         const char* text;
         size_t first; // length of the first pre-token
-    } cases[] = {{"\xFF" "ab", 1},      {"\xC3", 1},         {"\xC0\x80", 1},          {"\xE4\xB8", 1}, {"\xED\xA0\x80", 1}, {"\xF4\x90\x80\x80", 1},
-                 {"ab\xFF" "cd", 2},    {"  \xFF", 2},       {" \xFF", 1},             {"   x", 2},     {"  ", 2},           {" 'll", 2},
-                 {"'ll x", 3},          {"'LL", 1},          {"\xC3\xA9" "a1", 3},     {" \xC3\xA9", 3}, {"\xE1\xA0\x8E ", 3}, {"\xC2\xA0" "x", 2},
-                 {"\xC2\xA0\xC2\xA0x", 2}, {"\n x", 1},      {"!?'s", 3},              {"12ab", 2},     {"\xF8\x88\x80\x80\x80", 1}, {"\xC1\xBF", 1},
-                 {"\xE0\x9F\xBF", 1}, {"\xE0\xA0\x80x", 4}, {"\xF0\x8F\xBF\xBF", 1}, {"\xED\xBF\xBF", 1}, {"\xF4\x8F\xBF\xBF!", 5}};
+    } cases[] = {{"\xFF"
+                  "ab",
+                  1},
+                 {"\xC3", 1},
+                 {"\xC0\x80", 1},
+                 {"\xE4\xB8", 1},
+                 {"\xED\xA0\x80", 1},
+                 {"\xF4\x90\x80\x80", 1},
+                 {"ab\xFF"
+                  "cd",
+                  2},
+                 {"  \xFF", 2},
+                 {" \xFF", 1},
+                 {"   x", 2},
+                 {"  ", 2},
+                 {" 'll", 2},
+                 {"'ll x", 3},
+                 {"'LL", 1},
+                 {"\xC3\xA9"
+                  "a1",
+                  3},
+                 {" \xC3\xA9", 3},
+                 {"\xE1\xA0\x8E ", 3},
+                 {"\xC2\xA0"
+                  "x",
+                  2},
+                 {"\xC2\xA0\xC2\xA0x", 2},
+                 {"\n x", 1},
+                 {"!?'s", 3},
+                 {"12ab", 2},
+                 {"\xF8\x88\x80\x80\x80", 1},
+                 {"\xC1\xBF", 1},
+                 {"\xE0\x9F\xBF", 1},
+                 {"\xE0\xA0\x80x", 4},
+                 {"\xF0\x8F\xBF\xBF", 1},
+                 {"\xED\xBF\xBF", 1},
+                 {"\xF4\x8F\xBF\xBF!", 5}};
     Error error;
     uint8_t* classes = char_classes_new(&error);
     if (!classes) { return; }
@@ -170,7 +222,9 @@ static void data_cuts_change_nothing(void) {
         const uint8_t *word = text.data, *end = word + text.count;
         for (const uint8_t *cut = word + 1; cut <= end; cut++) {
             if (cut < end && !text_splits_at(text.data, cut)) { continue; }
-            for (; word < cut; word = pretoken_end(classes, word, end)) { wrong += pretoken_end(classes, word, end) != pretoken_end(classes, word, cut); }
+            for (; word < cut; word = pretoken_end(classes, word, end)) {
+                wrong += pretoken_end(classes, word, end) != pretoken_end(classes, word, cut);
+            }
             wrong += word != cut;
             cuts++;
         }
@@ -274,7 +328,9 @@ static void data_merge_equals_naive(void) {
         uint8_t word[64];
         uint32_t expected[64];
         size_t bytes = 1 + data_random(round % 2 ? 10 : 63);
-        for (size_t i = 0; i < bytes; i++) { word[i] = round % 3 == 2 ? (uint8_t)data_random(256) : (uint8_t)"etaoinshrdl"[data_random(round % 3 ? 3 : 11)]; }
+        for (size_t i = 0; i < bytes; i++) {
+            word[i] = round % 3 == 2 ? (uint8_t)data_random(256) : (uint8_t)"etaoinshrdl"[data_random(round % 3 ? 3 : 11)];
+        }
         size_t count = data_naive_merge(&coder, word, bytes, expected);
         tokens.count = 0;
         encode_word(&coder.encoder, &coder.work, word, bytes, &tokens);
@@ -295,7 +351,9 @@ static void data_long_words(void) {
     double start = seconds_now();
     for (int kind = 0; kind < 4; kind++) {
         data_seed(5);
-        for (size_t i = 0; i < bytes; i++) { text[i] = (uint8_t)(kind == 0 ? 'e' : kind == 1 ? ' ' : kind == 2 ? "etaoin"[data_random(6)] : 0xFF); }
+        for (size_t i = 0; i < bytes; i++) {
+            text[i] = (uint8_t)(kind == 0 ? 'e' : kind == 1 ? ' ' : kind == 2 ? "etaoin"[data_random(6)] : 0xFF);
+        }
         tokens.count = 0;
         encode_text(&coder.encoder, &coder.work, text, bytes, &tokens);
         CHECK(tokens.count > 0 && tokens.count <= bytes, "%zu tokens", tokens.count);
@@ -367,7 +425,8 @@ static void data_train_equals_fixture(void) {
         word_counts_merge(&counts[1], &counts[0]);
         CHECK_OK(bpe_train(&tokenizer, &counts[1], coder.tokenizer.vocab_size, &error), error);
         bool same = tokenizer.vocab_size == coder.tokenizer.vocab_size && tokenizer.bytes.count == coder.tokenizer.bytes.count &&
-                    tokenizer.eot == coder.tokenizer.eot && memcmp(tokenizer.bytes.data, coder.tokenizer.bytes.data, tokenizer.bytes.count) == 0;
+                    tokenizer.eot == coder.tokenizer.eot &&
+                    memcmp(tokenizer.bytes.data, coder.tokenizer.bytes.data, tokenizer.bytes.count) == 0;
         CHECK(same, "in %d parts: another vocabulary, of %zu tokens", parts, tokenizer.vocab_size);
         for (int i = 0; i < 2; i++) { word_counts_free(&counts[i]); }
         tokenizer_free(&tokenizer);
@@ -387,7 +446,10 @@ static void data_train_hard_texts(void) {
         memset(&counts, 0, sizeof(counts));
         data_seed(11);
         for (size_t i = 0; i < 60000; i++) {
-            uint8_t byte = kind == 0 ? 'a' : kind == 1 ? (uint8_t)"ab "[data_random(3)] : kind == 2 ? (uint8_t)"xyz"[i % 3] : (uint8_t)data_random(256);
+            uint8_t byte = kind == 0   ? 'a'
+                           : kind == 1 ? (uint8_t)"ab "[data_random(3)]
+                           : kind == 2 ? (uint8_t)"xyz"[i % 3]
+                                       : (uint8_t)data_random(256);
             bytes_append(&text, &byte, 1);
         }
         uint8_t* classes = char_classes_new(&error);
