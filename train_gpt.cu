@@ -143,7 +143,7 @@ static void gpt_memory_forward(Gpt* g) {
     MemoryTable* m = &g->memory;
     memory_add(m, "residual stream", ((size_t)g->config.layers + 1) * N * C * X, (void**)&g->residual);
     memory_add(m, "layernorm outputs", norm * N * C * X, (void**)&g->ln1);
-    memory_add(m, "layernorm outputs 2", norm * N * C * X, (void**)&g->ln2);
+    memory_add(m, "layernorm outputs", norm * N * C * X, (void**)&g->ln2);
     memory_add(m, "queries, keys, values", any * N * 3 * C * X, (void**)&g->qkv);
     memory_add(m, "attention outputs", any * N * C * X, (void**)&g->att);
     memory_add(m, "residual inside blocks", any * N * C * X, (void**)&g->mid);
@@ -151,12 +151,12 @@ static void gpt_memory_forward(Gpt* g) {
     memory_add(m, "MLP after GELU", act * N * 4 * C * X, (void**)&g->gelu);
     memory_add(m, "attention log-sums", any * N * NH * F, (void**)&g->lse);
     memory_add(m, "layernorm statistics", any * N * F, (void**)&g->ln1_mean);
-    memory_add(m, "layernorm statistics 2", any * N * F, (void**)&g->ln1_rstd);
-    memory_add(m, "layernorm statistics 3", any * N * F, (void**)&g->ln2_mean);
-    memory_add(m, "layernorm statistics 4", any * N * F, (void**)&g->ln2_rstd);
+    memory_add(m, "layernorm statistics", any * N * F, (void**)&g->ln1_rstd);
+    memory_add(m, "layernorm statistics", any * N * F, (void**)&g->ln2_mean);
+    memory_add(m, "layernorm statistics", any * N * F, (void**)&g->ln2_rstd);
     memory_add(m, "final layernorm", N * C * X, (void**)&g->lnf);
-    memory_add(m, "final layernorm statistics", N * F, (void**)&g->lnf_mean);
-    memory_add(m, "final layernorm statistics 2", N * F, (void**)&g->lnf_rstd);
+    memory_add(m, "final layernorm", N * F, (void**)&g->lnf_mean);
+    memory_add(m, "final layernorm", N * F, (void**)&g->lnf_rstd);
     memory_add(m, "branch", N * C * X, (void**)&g->branch);
     memory_add(m, "logits", g->head_rows * (size_t)g->config.padded_vocab * X, (void**)&g->logits);
     memory_add(m, "losses", N * F, (void**)&g->losses);
@@ -419,9 +419,9 @@ static void trainer_plan_memory(Trainer* t) {
 #ifdef FLOATX_BF16
     if (t->options->master_weights) { memory_add(m, "fp32 master weights", packed * sizeof(float), (void**)&t->master); }
 #endif
-    memory_add(m, "batch", (4 * N + t->micro_steps) * sizeof(int), (void**)&t->device_batch);
-    memory_add(m, "step scalars", sizeof(StepScalars), (void**)&t->scalars);
-    memory_add(m, "results", (t->micro_steps + 1) * sizeof(float), (void**)&t->results);
+    memory_add(m, "batch, losses, scalars", (4 * N + t->micro_steps) * sizeof(int), (void**)&t->device_batch);
+    memory_add(m, "batch, losses, scalars", sizeof(StepScalars), (void**)&t->scalars);
+    memory_add(m, "batch, losses, scalars", (t->micro_steps + 1) * sizeof(float), (void**)&t->results);
     t->host_batch = (int*)host_alloc((4 * N + t->micro_steps) * sizeof(int));
     t->host_scalars = (StepScalars*)host_alloc(sizeof(StepScalars));
     t->host_results = (float*)host_alloc((t->micro_steps + 1) * sizeof(float));

@@ -25,6 +25,7 @@ static void trainer_test_options(Options* o, const char** extra, size_t count) {
     const char* extra_[] = {__VA_ARGS__};                                 \
     trainer_test_options((o), extra_, COUNT_OF(extra_))
 
+#if !EMULATED
 // 2n steps at once, twice, and n + save + load + n; also the cached and the plain text, and learning one batch by heart
 static void test_trainer_selfcheck(void) {
     static Options o;
@@ -34,6 +35,7 @@ static void test_trainer_selfcheck(void) {
     CHECK_OK(selfcheck_decode(&o, &error), error);
     CHECK_OK(selfcheck_overfit(&o, &error), error);
 }
+#endif
 
 // Micro-batches of 1, 3 and 7 sequences make the same step of 7 sequences, with every recompute level
 static void test_trainer_micro_batches(void) {

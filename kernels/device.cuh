@@ -28,6 +28,28 @@ void* device_alloc(size_t bytes) {
 #endif
 }
 
+// Bytes that can still be had, SIZE_MAX when nobody says: of the GPU, or of memory and swap within the container's limit.
+size_t device_memory_free(void) {
+#if ON_GPU && !defined(CUDA_ON_CPU)
+    size_t available = 0, total = 0;
+    return cudaMemGetInfo(&available, &total) == cudaSuccess ? available : SIZE_MAX;
+#else
+    size_t available = 0, swap = 0, limit = SIZE_MAX, used = 0;
+    char line[128];
+    FILE* file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof(line), file)) {
+        sscanf(line, "MemAvailable: %zu", &available);
+        sscanf(line, "SwapFree: %zu", &swap);
+    }
+    if (file) { fclose(file); }
+    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *current = fopen("/sys/fs/cgroup/memory.current", "r");
+    if (max && current && fscanf(max, "%zu", &limit) == 1 && fscanf(current, "%zu", &used) == 1) { limit = limit > used ? limit - used : 0; }
+    if (max) { fclose(max); }
+    if (current) { fclose(current); }
+    return available ? min_size((available + swap) << 10, limit) : limit;
+#endif
+}
+
 void device_free(void* memory, size_t bytes) {
     if (!memory) { return; }
 #if ON_GPU
@@ -127,10 +149,11 @@ void memory_add(MemoryTable* table, const char* name, size_t bytes, void** place
 }
 
 bool memory_allocate(MemoryTable* table, Error* error) {
-    table->block = (char*)device_alloc(table->bytes);
+    size_t available = device_memory_free();
+    table->block = table->bytes <= available ? (char*)device_alloc(table->bytes) : NULL;
     if (!table->block) {
-        return fail(error, "out of memory: %zu MiB are needed; try a smaller --batch, a shorter --seq-len or a higher --recompute",
-                    table->bytes >> 20);
+        return fail(error, "out of memory: %zu MiB are needed, %zu MiB are free; try a smaller --batch, a shorter --seq-len or a higher --recompute",
+                    table->bytes >> 20, available >> 20);
     }
     size_t offset = 0;
     for (int i = 0; i < table->count; i++) {
@@ -145,9 +168,14 @@ void memory_free(MemoryTable* table) {
     memset(table, 0, sizeof(*table));
 }
 
+// Rows of one name that follow each other are shown as one.
 void memory_print(const MemoryTable* table, FILE* out) {
+    size_t bytes = 0;
     for (int i = 0; i < table->count; i++) {
-        if (table->rows[i].bytes) { fprintf(out, "| %-32s | %10.1f MiB |\n", table->rows[i].name, (double)table->rows[i].bytes / 1048576.0); }
+        bytes += table->rows[i].bytes;
+        if (i + 1 < table->count && strcmp(table->rows[i].name, table->rows[i + 1].name) == 0) { continue; }
+        if (bytes) { fprintf(out, "| %-32s | %10.1f MiB |\n", table->rows[i].name, (double)bytes / 1048576.0); }
+        bytes = 0;
     }
     fprintf(out, "| %-32s | %10.1f MiB |\n", "total", (double)table->bytes / 1048576.0);
 }

@@ -74,14 +74,53 @@ static cublasLtMatmulDesc_t gemm_describe(bool transa, bool transb, const floatX
     return desc;
 }
 
+// A product's kernel is looked up once: the search takes longer on the host than many products on the device.
+typedef struct {
+    size_t m, n, k;
+    uint32_t flags; // transa, transb, accumulate, bias, epilogue, alignments
+    cublasLtMatmulAlgo_t algo;
+} GemmChoice;
+
+static struct {
+    GemmChoice rows[256];
+    size_t count;
+} gemm_choices;
+
 static cublasLtMatrixLayout_t gemm_layout(size_t rows, size_t columns) {
     cublasLtMatrixLayout_t layout;
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, GEMM_TYPE, rows, columns, (int64_t)rows));
     return layout;
 }
 
-// The largest power of two up to 256 that divides the address: cuBLASLt may only choose kernels that keep to it.
-static uint32_t gemm_alignment(const void* p) { return (uint32_t)min_size(256, (size_t)((uintptr_t)p & (~(uintptr_t)p + 1))); }
+// log2 of the largest power of two up to 256 that divides the address: cuBLASLt may only choose kernels that keep to it.
+static uint32_t gemm_alignment(const void* p) { return (uint32_t)__builtin_ctzll((unsigned long long)(uintptr_t)p | 256); }
+
+static void gemm_preference(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name, uint32_t alignment) {
+    uint32_t bytes = 1u << alignment;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &bytes, sizeof(bytes)));
+}
+
+static void gemm_search(GemmChoice* choice, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d,
+                        uint32_t align_a, uint32_t align_b, uint32_t align_d) {
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result;
+    size_t workspace = GEMM_WORKSPACE;
+    int found = 0;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
+    gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_a);
+    gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_b);
+    gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_d);
+    gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align_d);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gemm_state.handle, desc, a, b, d, d, preference, 1, &result, &found);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+        fprintf(stderr, "error: cuBLASLt has no kernel for m %zu, n %zu, k %zu (%s); try --gelu-fusion 0\n", choice->m, choice->n, choice->k,
+                cublasLtGetStatusString(status));
+        exit(1);
+    }
+    choice->algo = result.algo;
+}
 
 // Column-major: D (m,n) = op(A) op(B) (+ D when accumulate), op(A) is (m,k), op(B) is (k,n), all dense.
 static void gemm_gpu(floatX* D, const floatX* A, const floatX* B, const floatX* bias, floatX* aux, size_t m, size_t n, size_t k, bool transa,
@@ -91,26 +130,24 @@ static void gemm_gpu(floatX* D, const floatX* A, const floatX* B, const floatX* 
     cublasLtMatrixLayout_t a = transa ? gemm_layout(k, m) : gemm_layout(m, k);
     cublasLtMatrixLayout_t b = transb ? gemm_layout(n, k) : gemm_layout(k, n);
     cublasLtMatrixLayout_t d = gemm_layout(m, n);
-    cublasLtMatmulPreference_t preference;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    size_t workspace = GEMM_WORKSPACE;
     uint32_t align_a = gemm_alignment(A), align_b = gemm_alignment(B), align_d = gemm_alignment(D);
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align_a, sizeof(align_a)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align_b, sizeof(align_b)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_d, sizeof(align_d)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof(align_d)));
-    cublasLtMatmulHeuristicResult_t choice;
-    int found = 0;
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(gemm_state.handle, desc, a, b, d, d, preference, 1, &choice, &found));
-    if (found == 0) {
-        fprintf(stderr, "error: cuBLASLt has no kernel for m %zu, n %zu, k %zu, epilogue %d; try --gelu-fusion 0\n", m, n, k, (int)epilogue);
-        exit(1);
+    GemmChoice wanted;
+    memset(&wanted, 0, sizeof(wanted));
+    wanted.m = m;
+    wanted.n = n;
+    wanted.k = k;
+    wanted.flags = (uint32_t)transa | (uint32_t)transb << 1 | (uint32_t)accumulate << 2 | (uint32_t)(bias != NULL) << 3 | (uint32_t)epilogue << 4 |
+                   align_a << 8 | align_b << 12 | align_d << 16;
+    size_t i = 0;
+    while (i < gemm_choices.count && memcmp(&gemm_choices.rows[i], &wanted, offsetof(GemmChoice, algo)) != 0) { i++; }
+    if (i == gemm_choices.count) {
+        if (i == COUNT_OF(gemm_choices.rows)) { i = gemm_choices.count = 0; } // full: start over
+        gemm_search(&wanted, desc, a, b, d, align_a, align_b, align_d);
+        gemm_choices.rows[gemm_choices.count++] = wanted;
     }
     float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, desc, &one, A, a, B, b, &beta, D, d, D, d, &choice.algo, gemm_state.workspace, GEMM_WORKSPACE,
-                                device_stream));
-    cublasLtMatmulPreferenceDestroy(preference);
+    CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, desc, &one, A, a, B, b, &beta, D, d, D, d, &gemm_choices.rows[i].algo, gemm_state.workspace,
+                                GEMM_WORKSPACE, device_stream));
     cublasLtMatmulDescDestroy(desc);
     cublasLtMatrixLayoutDestroy(a);
     cublasLtMatrixLayoutDestroy(b);

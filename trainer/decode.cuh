@@ -28,18 +28,18 @@ void decoder_plan(Decoder* d, Gpt* g, bool cached) {
     size_t V = (size_t)g->config.vocab_size, Vp = (size_t)g->config.padded_vocab;
     MemoryTable* m = &g->memory;
     if (cached) {
-        memory_add(m, "decoding: keys", L * T * C * X, (void**)&d->k_cache);
-        memory_add(m, "decoding: values", L * T * C * X, (void**)&d->v_cache);
+        memory_add(m, "decoding", L * T * C * X, (void**)&d->k_cache);
+        memory_add(m, "decoding", L * T * C * X, (void**)&d->v_cache);
         struct {
             floatX** place;
             size_t width;
         } rows[] = {{&d->x, C}, {&d->normed, C}, {&d->qkv, 3 * C}, {&d->att, C}, {&d->branch, C}, {&d->pre, 4 * C}, {&d->gelu, 4 * C}};
-        for (size_t i = 0; i < COUNT_OF(rows); i++) { memory_add(m, "decoding: a row", rows[i].width * X, (void**)rows[i].place); }
-        memory_add(m, "decoding: a mean", sizeof(float), (void**)&d->mean);
-        memory_add(m, "decoding: a deviation", sizeof(float), (void**)&d->rstd);
+        for (size_t i = 0; i < COUNT_OF(rows); i++) { memory_add(m, "decoding", rows[i].width * X, (void**)rows[i].place); }
+        memory_add(m, "decoding", sizeof(float), (void**)&d->mean);
+        memory_add(m, "decoding", sizeof(float), (void**)&d->rstd);
     }
-    memory_add(m, "decoding: logits", Vp * X, (void**)&d->logits);
-    memory_add(m, "decoding: tokens", T * sizeof(int), (void**)&d->tokens);
+    memory_add(m, "decoding", Vp * X, (void**)&d->logits);
+    memory_add(m, "decoding", T * sizeof(int), (void**)&d->tokens);
     d->window = (int32_t*)need(calloc(T, sizeof(int32_t)));
     d->host_row = (floatX*)need(calloc(Vp, X));
     d->host_logits = (float*)need(calloc(V, sizeof(float)));

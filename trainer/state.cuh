@@ -129,7 +129,10 @@ bool state_save(const Trainer* t, const char* out, Error* error) {
         checkpoint_abandon(&writer, error);
         return false;
     }
-    return checkpoint_commit(&writer, error) && checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, error);
+    if (!checkpoint_commit(&writer, error)) { return false; }
+    Error reason; // what is saved is saved, even if an old one cannot be removed
+    if (!checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, &reason)) { fprintf(stderr, "notice: %s\n", reason.text); }
+    return true;
 }
 
 // ---- reading ----
