@@ -1,75 +1,9 @@
-// test_data.h - tests of the data path: tokenizer files, shards, the loader, evaluation sets, and damaged files for every reader of
-// it. Tests of the encoder are in test_tokenizer.h, of text input in test_text.h; all rows stand at the end of this file.
+// test_data.h - tests of the data path: tokenizer files, checksum files, shards and the loader; the encoder's are in test_tokenizer.h,
+// those of text input and evaluation sets in test_text.h. All rows stand at the end of this file.
 #pragma once
-#include "../dataloader/hellaswag.h"
 #include "../dataloader/loader.h"
 #include "test_text.h"
 #include "test_tokenizer.h"
-
-typedef bool (*DataReader)(const char* path, Error* error);
-
-static void data_must_fail(DataReader read, const char* path, const char* how, size_t number) {
-    Error error = {""};
-    bool good = read(path, &error);
-    CHECK(!good, "%s (%zu) was read as if it were good", how, number);
-    CHECK(good || (strstr(error.text, path) && !strchr(error.text, '\n')), "%s (%zu): the message must name the file on one line: %s", how,
-          number, error.text);
-}
-
-// Feeds a reader damaged copies of the good file at `good`: shorter, longer, foreign, empty, with bits flipped. With a checksum file
-// beside it, every flip must be found; without one, `flips_found` says whether it must be.
-static void data_damage(DataReader read, const char* good, bool flips_found) {
-    static const char* const foreign[] = {"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", "\177ELF\002\001\001", "\n", " ",
-                                          "{}"};
-    ByteBuffer data = {NULL, 0, 0};
-    char path[PATH_MAX], sidecar[PATH_MAX], copy[PATH_MAX];
-    Error error;
-    snprintf(path, sizeof(path), "%s/damaged", test_folder());
-    data_load(&data, good);
-    data_store(path, data.data, data.count);
-    CHECK_OK(read(path, &error), error);
-    for (size_t keep = 0; keep < data.count;
-         keep += keep < 40 || (keep > 1000 && keep < 1060) || keep + 20 > data.count ? 1 : 1 + data.count / 53) {
-        data_store(path, data.data, keep);
-        data_must_fail(read, path, "a cut-off file", keep);
-    }
-    bytes_append(&data, "\0\0\0\0", 4);
-    for (size_t more = 1; more <= 4; more++) {
-        data_store(path, data.data, data.count - 4 + more);
-        data_must_fail(read, path, "a longer file", more);
-    }
-    data.count -= 4;
-    for (size_t i = 0; i < COUNT_OF(foreign); i++) {
-        uint8_t padded[4096] = {0};
-        memcpy(padded, foreign[i], strlen(foreign[i]));
-        data_store(path, padded, strlen(foreign[i]));
-        data_must_fail(read, path, "a foreign file", i);
-        data_store(path, padded, sizeof(padded));
-        data_must_fail(read, path, "a foreign file with zeros", i);
-    }
-    CHECK(sidecar_name(sidecar, good, &error) && sidecar_name(copy, path, &error), "%s", error.text);
-    for (size_t i = 0; i < 120; i++) { // half of them in the header
-        size_t bit = data_random((uint32_t)(8 * (i % 2 ? data.count : min_size(data.count, 20))));
-        data.data[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        data_store(path, data.data, data.count);
-        Error ignored;
-        if (flips_found) {
-            data_must_fail(read, path, "a flipped bit", bit);
-        } else {
-            read(path, &ignored); // must only not crash
-        }
-        if (access(sidecar, F_OK) == 0) {
-            ByteBuffer line = {NULL, 0, 0};
-            data_load(&line, sidecar);
-            data_store(copy, line.data, line.count);
-            data_must_fail(read, path, "a flipped bit under a checksum", bit);
-            bytes_free(&line);
-        }
-        data.data[bit / 8] ^= (uint8_t)(1 << bit % 8);
-    }
-    unlink(copy);
-    bytes_free(&data);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Tokenizer files.
@@ -172,6 +106,32 @@ static void data_tokenizer_version_1(void) {
         tokenizer_free(&tokenizer);
     }
     bytes_free(&data);
+}
+
+// A file and its checksum line, and what is said when the two do not belong together.
+static void data_sidecar(void) {
+    static const char* const wrong[] = {"crc32c e3069283 bytes 8\n", "crc32c e3069284 bytes 9\n", "crc32c e3069283 bytes 9", "",
+                                        "crc32c e3069283 bytes -9\n", "crc32c E3069283 bytes 9\n", "e3069283\n"};
+    ByteBuffer line = {NULL, 0, 0};
+    FileWriter writer;
+    FileReader file;
+    Error error;
+    CHECK_OK(file_create(&writer, data_path("c"), &error) && file_write(&writer, "123456789", 9, &error), error);
+    CHECK_OK(file_commit_checked(&writer, &error), error);
+    data_load(&line, data_path("c.crc32c")); // the check value of CRC-32C, from its catalogue entry
+    CHECK(line.count == 24 && memcmp(line.data, "crc32c e3069283 bytes 9\n", 24) == 0, "%.*s", (int)line.count, (char*)line.data);
+    CHECK_OK(file_open(&file, data_path("c"), &error), error);
+    CHECK_OK(sidecar_check(&file, true, &error), error);
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        data_store(data_path("c.crc32c"), wrong[i], strlen(wrong[i]));
+        CHECK_FAILS(sidecar_check(&file, true, &error), error, "/c");
+        bool size_alone = sidecar_check(&file, false, &error);
+        CHECK(size_alone == (i == 1), "line %zu without a look at the contents: %d", i, size_alone);
+    }
+    unlink(data_path("c.crc32c"));
+    CHECK_OK(sidecar_check(&file, true, &error), error);
+    file_close(&file);
+    bytes_free(&line);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -420,60 +380,7 @@ static void data_loader_large(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
-// Evaluation sets.
-
-static bool data_read_hellaswag(const char* path, Error* error) {
-    HellaSwag set;
-    bool good = hellaswag_open(&set, path, 700, error);
-    if (good) { hellaswag_close(&set); }
-    return good;
-}
-
-static void data_hellaswag(void) {
-    static const char jsonl[] =
-        "{\"ind\": 4, \"ctx\": \"A man is\", \"endings\": [\"one\", \"two words\", \"3\", \"f\\u00e9\"], \"label\": 2}\n"
-        "{\"label\": \"0\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"ctx\": \"x\"}\n";
-    static const char* const bad[] = {"{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": 0}",
-                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 4}",
-                                      "{\"ctx\": \"\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 1}",
-                                      "{\"ctx\": \"x\", \"label\": 1}",
-                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\", \"e\"], \"label\": 1}",
-                                      "x",
-                                      "{}"};
-    DataCoder coder;
-    HellaSwag set;
-    Error error;
-    if (!data_coder_open(&coder)) { return; }
-    data_store(data_path("h.jsonl"), jsonl, sizeof(jsonl) - 1);
-    CHECK_OK(hellaswag_write(data_path("h.bin"), data_path("h.jsonl"), &coder.encoder, &error), error);
-    bool good = hellaswag_open(&set, data_path("h.bin"), 700, &error);
-    CHECK_OK(good, error);
-    if (good) {
-        static const char* const expected[] = {"A man is", " one", " two words", " 3", " f\xC3\xA9"};
-        CHECK(set.count == 2 && set.examples[0].label == 2 && set.examples[1].label == 0, "%zu examples", set.count);
-        for (int i = 0; i < 5; i++) {
-            const HellaSwagExample* e = &set.examples[0];
-            const uint16_t* tokens = i == 0 ? e->context : e->ending[i - 1];
-            ByteBuffer text = {NULL, 0, 0};
-            for (int k = 0; k < (i == 0 ? e->context_count : e->ending_count[i - 1]); k++) {
-                int32_t token = tokens[k];
-                CHECK_OK(tokenizer_decode(&coder.tokenizer, &token, 1, &text, &error), error);
-            }
-            CHECK(text.count == strlen(expected[i]) && memcmp(text.data, expected[i], text.count) == 0, "part %d: \"%.*s\"", i,
-                  (int)text.count, (char*)text.data);
-            bytes_free(&text);
-        }
-        hellaswag_close(&set);
-    }
-    CHECK_FAILS(hellaswag_open(&set, data_path("h.bin"), 40, &error), error, "vocabulary of 40");
-    data_seed(23);
-    data_damage(data_read_hellaswag, data_path("h.bin"), false);
-    for (size_t i = 0; i < COUNT_OF(bad); i++) {
-        data_store(data_path("hbad.jsonl"), bad[i], strlen(bad[i]));
-        CHECK_FAILS(hellaswag_write(data_path("hbad.bin"), data_path("hbad.jsonl"), &coder.encoder, &error), error, "hbad.jsonl:1:");
-    }
-    data_coder_close(&coder);
-}
+// All rows.
 
 static const TestRow data_tests[] = {
     {"pretokenize: equals GPT-2's pattern run by PCRE2", data_pretokens_equal_pattern},
@@ -489,6 +396,7 @@ static const TestRow data_tests[] = {
     {"tokenizer: llm.c's file, rank file and vocab.bpe", data_tokenizer_formats},
     {"tokenizer: llm.c's version 1", data_tokenizer_version_1},
     {"tokenizer: damaged files", data_tokenizer_damaged},
+    {"sidecar: a file and its checksum line", data_sidecar},
     {"shards: bytes on disk, damaged files", data_shard_bytes},
     {"shards: cut at the size asked for, old ones removed", data_shard_writer},
     {"loader: every place once an epoch, in another order", data_permutation},
@@ -502,4 +410,5 @@ static const TestRow data_tests[] = {
     {"tokenize: a whole run, and the same with other threads", data_tokenize_whole},
     {"tokenize: refusals", data_tokenize_refusals},
     {"hellaswag: write, read, damaged files", data_hellaswag},
+    {"hellaswag: one example word for word", data_hellaswag_words},
 };

@@ -1,7 +1,8 @@
-// test_text.h - tests of text input and of the command tokenize; the rows are listed in test_data.h.
+// test_text.h - tests of text input, of the command tokenize and of evaluation sets; the rows are listed in test_data.h.
 #pragma once
+#include "../dataloader/hellaswag.h"
 #include "../dataloader/loader.h"
-#include "test_tokenizer.h"
+#include "test_data_helpers.h"
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Text input.
@@ -262,4 +263,95 @@ static void data_tokenize_refusals(void) {
     config.val_fraction = 0.0;
     config.vocab_size = 100;
     CHECK_FAILS(data_tokenize_quietly(&config, &error), error, "257");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Evaluation sets.
+
+static bool data_read_hellaswag(const char* path, Error* error) {
+    HellaSwag set;
+    bool good = hellaswag_open(&set, path, 700, error);
+    if (good) { hellaswag_close(&set); }
+    return good;
+}
+
+static void data_hellaswag(void) {
+    static const char jsonl[] =
+        "{\"ind\": 4, \"ctx\": \"A man is\", \"endings\": [\"one\", \"two words\", \"3\", \"f\\u00e9\"], \"label\": 2}\n"
+        "{\"label\": \"0\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"ctx\": \"x\"}\n";
+    static const char* const bad[] = {"{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": 0}",
+                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 4}",
+                                      "{\"ctx\": \"\", \"endings\": [\"a\", \"b\", \"c\", \"d\"], \"label\": 1}",
+                                      "{\"ctx\": \"x\", \"label\": 1}",
+                                      "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\", \"c\", \"d\", \"e\"], \"label\": 1}",
+                                      "x",
+                                      "{}"};
+    DataCoder coder;
+    HellaSwag set;
+    Error error;
+    if (!data_coder_open(&coder)) { return; }
+    data_store(data_path("h.jsonl"), jsonl, sizeof(jsonl) - 1);
+    CHECK_OK(hellaswag_write(data_path("h.bin"), data_path("h.jsonl"), &coder.encoder, &error), error);
+    bool good = hellaswag_open(&set, data_path("h.bin"), 700, &error);
+    CHECK_OK(good, error);
+    if (good) {
+        static const char* const expected[] = {"A man is", " one", " two words", " 3", " f\xC3\xA9"};
+        CHECK(set.count == 2 && set.examples[0].label == 2 && set.examples[1].label == 0, "%zu examples", set.count);
+        for (int i = 0; i < 5; i++) {
+            const HellaSwagExample* e = &set.examples[0];
+            const uint16_t* tokens = i == 0 ? e->context : e->ending[i - 1];
+            ByteBuffer text = {NULL, 0, 0};
+            for (int k = 0; k < (i == 0 ? e->context_count : e->ending_count[i - 1]); k++) {
+                int32_t token = tokens[k];
+                CHECK_OK(tokenizer_decode(&coder.tokenizer, &token, 1, &text, &error), error);
+            }
+            CHECK(text.count == strlen(expected[i]) && memcmp(text.data, expected[i], text.count) == 0, "part %d: \"%.*s\"", i,
+                  (int)text.count, (char*)text.data);
+            bytes_free(&text);
+        }
+        hellaswag_close(&set);
+    }
+    CHECK_FAILS(hellaswag_open(&set, data_path("h.bin"), 40, &error), error, "vocabulary of 40");
+    data_seed(23);
+    data_damage(data_read_hellaswag, data_path("h.bin"), false);
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        data_store(data_path("hbad.jsonl"), bad[i], strlen(bad[i]));
+        CHECK_FAILS(hellaswag_write(data_path("hbad.bin"), data_path("hbad.jsonl"), &coder.encoder, &error), error, "hbad.jsonl:1:");
+    }
+    data_coder_close(&coder);
+}
+
+// One example word for word, and each word of it that can be wrong, made wrong by one.
+static void data_hellaswag_words(void) {
+    static const uint16_t words[15] = {65535, 30, 0, 2, 4, 1, 10, 1, 11, 1, 12, 1, 13, 1, 14};
+    static const struct {
+        int word, value;
+    } wrong[] = {{0, 65534}, {1, 28}, {1, 29}, {1, 32}, {1, 0},  {1, 65534}, {2, 1},     {3, 4},
+                 {4, 3},     {5, 0},  {5, 2},  {7, 0},  {13, 2}, {13, 0},    {13, 65535}};
+    int32_t file[256 + 8] = {HELLASWAG_MAGIC, 1, 1, 30};
+    const size_t bytes = 1024 + sizeof(words);
+    HellaSwag set;
+    Error error;
+    memcpy(file + 256, words, sizeof(words));
+    data_store(data_path("hw.bin"), file, bytes);
+    bool good = hellaswag_open(&set, data_path("hw.bin"), 15, &error);
+    CHECK_OK(good, error);
+    if (good) {
+        const HellaSwagExample* e = set.examples;
+        CHECK(e->label == 2 && e->context_count == 1 && e->context[0] == 10 && e->ending_count[3] == 1 && e->ending[3][0] == 14,
+              "wrong parts");
+        CHECK(set.longest == 2, "longest is %d", set.longest);
+        hellaswag_close(&set);
+    }
+    CHECK_FAILS(hellaswag_open(&set, data_path("hw.bin"), 14, &error), error, "vocabulary of 14");
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        uint16_t value = (uint16_t)wrong[i].value;
+        memcpy(file + 256, words, sizeof(words));
+        memcpy((uint8_t*)file + 1024 + 2 * wrong[i].word, &value, 2);
+        data_store(data_path("hw.bin"), file, bytes);
+        data_must_fail(data_read_hellaswag, data_path("hw.bin"), "a wrong word", (size_t)wrong[i].word);
+        memset((uint8_t*)file + bytes, 0, 2); // one word more, which a wrong length may claim
+        data_store(data_path("hw.bin"), file, bytes + 2);
+        data_must_fail(data_read_hellaswag, data_path("hw.bin"), "a wrong word before another", (size_t)wrong[i].word);
+    }
 }
