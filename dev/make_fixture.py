@@ -80,7 +80,8 @@ def fp32(tensor):
 def train(w, x, y, V, NH):
     """(loss, gradient norm) of each step, before its update."""
     optimizer = torch.optim.AdamW(
-        [{"params": [t for n, t in w.items() if (n in DECAYED) == decayed], "weight_decay": DECAY if decayed else 0.0} for decayed in (True, False)],
+        [{"params": [t for n, t in w.items() if (n in DECAYED) == decayed], "weight_decay": DECAY if decayed else 0.0}
+         for decayed in (True, False)],
         lr=LR, betas=BETAS, eps=EPS)
     curve = []
     for _ in range(STEPS):

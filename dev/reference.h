@@ -97,7 +97,9 @@ static void reference_layernorm_backward(double* dinp, double* dweight, double* 
 }
 
 // GELU's tanh form (Hendrycks and Gimpel 2016) as x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
-static double reference_gelu_gate(double x) { return 1.0 / (1.0 + exp(-2.0 * sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x))); }
+static double reference_gelu_gate(double x) {
+    return 1.0 / (1.0 + exp(-2.0 * sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+}
 
 static double reference_gelu(double x) { return x * reference_gelu_gate(x); }
 

@@ -1,156 +1,14 @@
 // test_ops.h - every op but attention against the double-precision reference, at awkward shapes: one row, one column tile less or
 // more, C that is no multiple of a vector, odd vocabularies, bases that are not aligned. The same rows run on the CPU, on the GPU
-// and on the emulated GPU (small shapes there: it is about a thousand times slower).
-// Tolerances: inputs are rounded to floatX before the reference sees them, so what remains is fp32 summation (about 1e-7 sqrt(n))
-// and one rounding of the result: 2^-24 in fp32, 2^-9 in bf16 - twice where a result is rounded, read again and added to.
-// Guard values on either side of each tensor show writes out of bounds.
+// and on the emulated GPU (small shapes there: it is about a thousand times slower). Tolerances are in op_tensor.h.
 #pragma once
 #include "../kernels/classifier.cuh"
-#include "../kernels/device.cuh"
 #include "../kernels/embedding.cuh"
 #include "../kernels/layernorm.cuh"
 #include "../kernels/matmul.cuh"
-#include "../kernels/philox.h"
-#include "../kernels/reduce.cuh"
-#include "../optim/adamw.cuh"
-#include "../optim/schedule.h"
-#include "reference.h"
-#include "test.h"
+#include "op_tensor.h"
+#include "test_numbers.h"
 #include "test_team.h"
-
-#ifdef FLOATX_BF16
-#define OPS_TOLERANCE 4e-3
-#else
-#define OPS_TOLERANCE 2e-6
-#endif
-
-#ifdef CUDA_ON_CPU
-#define OPS_SMALL 1 // leave out the large shapes
-#else
-#define OPS_SMALL 0
-#endif
-
-// Library matrix products add in their own order and (GPU, fp32) may round their inputs to TF32's 11 bits.
-#if ON_GPU && !defined(CUDA_ON_CPU) && !defined(FLOATX_BF16)
-#define OPS_GEMM_TOLERANCE 1e-3
-#else
-#define OPS_GEMM_TOLERANCE OPS_TOLERANCE
-#endif
-
-#define OPS_GUARD 8
-#define OPS_GUARD_VALUE (-776.0f) // exact in bf16 too
-
-// n values on the device with guards around them, and what they were when uploaded (after rounding to floatX).
-typedef struct {
-    floatX* x;      // NULL in a tensor of floats
-    float* f;       // NULL in a tensor of floatX
-    double* was;
-    size_t n, before, bytes; // before: guard elements in front
-    char* block;
-} OpsTensor;
-
-static ReferenceRandom ops_random; // each row starts it anew: its values do not depend on which rows run
-
-// values: NULL = all zero. shift moves the base by that many elements off its alignment.
-static OpsTensor ops_upload(const double* values, size_t n, size_t shift, bool floats) {
-    size_t size = floats ? sizeof(float) : sizeof(floatX), before = OPS_GUARD + shift, total = before + n + OPS_GUARD;
-    OpsTensor tensor = {NULL, NULL, reference_zeros(n), n, before, total * size, (char*)need(device_alloc(total * size))};
-    char* host = (char*)need(malloc(total * size));
-    for (size_t i = 0; i < total; i++) {
-        bool inside = i >= before && i < before + n;
-        float value = !inside ? OPS_GUARD_VALUE : values ? (float)values[i - before] : 0.0f;
-        if (floats) {
-            memcpy(host + i * size, &value, size);
-        } else {
-#ifdef FLOATX_BF16
-            uint32_t u;
-            memcpy(&u, &value, sizeof(u));
-            uint16_t bits = (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-            if (value != value) { bits = 0x7fc0; }
-            memcpy(host + i * size, &bits, size);
-            u = (uint32_t)bits << 16;
-            memcpy(&value, &u, sizeof(u));
-#else
-            memcpy(host + i * size, &value, size);
-#endif
-        }
-        if (inside) { tensor.was[i - before] = value; }
-    }
-    device_upload(tensor.block, host, total * size);
-    device_sync();
-    free(host);
-    tensor.x = floats ? NULL : (floatX*)(void*)tensor.block + before;
-    tensor.f = floats ? (float*)(void*)tensor.block + before : NULL;
-    return tensor;
-}
-
-// n floatX from a normal distribution around `mean`
-static OpsTensor ops_normal(size_t n, double scale, double mean, size_t shift) {
-    double* values = reference_zeros(n);
-    for (size_t i = 0; i < n; i++) { values[i] = mean + scale * reference_normal(&ops_random); }
-    OpsTensor tensor = ops_upload(values, n, shift, false);
-    free(values);
-    return tensor;
-}
-
-static OpsTensor ops_floats(size_t n) { return ops_upload(NULL, n, 0, true); }
-
-static void ops_free(OpsTensor* tensor) {
-    device_free(tensor->block, tensor->bytes);
-    free(tensor->was);
-}
-
-static int* ops_ints(const int* values, size_t n) {
-    int* device = (int*)need(device_alloc(n * sizeof(int)));
-    device_upload(device, values, n * sizeof(int));
-    device_sync();
-    return device;
-}
-
-// The present values, to be freed; the guards are checked.
-static double* ops_download(const OpsTensor* tensor, const char* label) {
-    size_t size = tensor->f ? sizeof(float) : sizeof(floatX), total = tensor->bytes / size;
-    char* host = (char*)need(malloc(tensor->bytes));
-    double* values = reference_zeros(tensor->n);
-    size_t broken = 0;
-    device_download(host, tensor->block, tensor->bytes);
-    for (size_t i = 0; i < total; i++) {
-        uint32_t u = 0;
-        memcpy((char*)&u + (sizeof(u) - size), host + i * size, size); // bf16 is the upper half (little-endian)
-        float value;
-        memcpy(&value, &u, sizeof(value));
-        if (i >= tensor->before && i < tensor->before + tensor->n) {
-            values[i - tensor->before] = value;
-        } else {
-            broken += value != OPS_GUARD_VALUE;
-        }
-    }
-    CHECK(broken == 0, "%s: %zu values outside the tensor were overwritten", label, broken);
-    free(host);
-    return values;
-}
-
-// Norm of the difference against the norm of the wanted values, and no single value far off.
-static void ops_compare(const char* label, const double* got, const double* want, size_t n, double tolerance) {
-    double difference = 0.0, norm = 0.0, worst = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        difference += (got[i] - want[i]) * (got[i] - want[i]);
-        norm += want[i] * want[i];
-    }
-    double rms = sqrt(norm / (double)max_size(n, 1)), relative = norm > 0.0 ? sqrt(difference / norm) : sqrt(difference);
-    for (size_t i = 0; i < n; i++) { worst = fmax(worst, fabs(got[i] - want[i]) / (fabs(want[i]) + rms + 1e-30)); }
-    CHECK(relative <= tolerance, "%s: relative error %.3g over %zu values, tolerance %.3g", label, relative, n, tolerance);
-    CHECK(worst <= 8.0 * tolerance, "%s: one of %zu values is off by %.3g, tolerance %.3g", label, n, worst, 8.0 * tolerance);
-#ifdef OPS_VERBOSE
-    printf("      %-44s relative %.2e  worst %.2e  tolerance %.1e\n", label, relative, worst, tolerance);
-#endif
-}
-
-static void ops_check(const char* label, const OpsTensor* tensor, const double* want, double tolerance) {
-    double* got = ops_download(tensor, label);
-    ops_compare(label, got, want, tensor->n, tolerance);
-    free(got);
-}
 
 // ---- linear layers ----
 
@@ -317,7 +175,8 @@ static void ops_gelu_extremes(void) {
 
 // ---- layernorm ----
 
-static const OpsShape ops_norm_shapes[] = {{1, 48, 0}, {3, 20, 0}, {65, 80, 0}, {33, 33, 0}, {2, 1600, 0}, {1, 3, 0}, // C = 1 and 2 have no gradient but rounding
+// C = 1 and 2 have no gradient but rounding.
+static const OpsShape ops_norm_shapes[] = {{1, 48, 0}, {3, 20, 0}, {65, 80, 0}, {33, 33, 0}, {2, 1600, 0}, {1, 3, 0},
 #if !OPS_SMALL
                                            {65, 1600, 0}, {511, 128, 0},
 #endif
@@ -416,7 +275,8 @@ static void ops_layernorm_extremes(void) {
         values[3 * COLS + i] = (double)(i % 5) / 512.0;
         ones[i] = 1.0;
     }
-    OpsTensor x = ops_upload(values, ROWS * COLS, 0, false), weight = ops_upload(ones, COLS, 0, false), bias = ops_upload(NULL, COLS, 0, false);
+    OpsTensor x = ops_upload(values, ROWS * COLS, 0, false);
+    OpsTensor weight = ops_upload(ones, COLS, 0, false), bias = ops_upload(NULL, COLS, 0, false);
     OpsTensor y = ops_upload(NULL, ROWS * COLS, 0, false), mean = ops_floats(ROWS), rstd = ops_floats(ROWS);
     layernorm_forward(y.x, mean.f, rstd.f, x.x, weight.x, bias.x, ROWS, COLS);
     reference_layernorm(want, values, ones, bias.was, ROWS, COLS);
@@ -448,8 +308,10 @@ static void ops_embedding_shape(OpsEmbedding s) {
     }
     TokenOrder order = {(int*)need(calloc(N, sizeof(int))), (int*)need(calloc(N + 1, sizeof(int))), 0};
     token_order(&order, counts, tokens, N, s.V);
-    CHECK(order.groups <= s.distinct && order.starts[0] == 0 && order.starts[order.groups] == (int)N, "%d groups of %d tokens", order.groups, s.distinct);
-    int *d_tokens = ops_ints(tokens, N), *d_positions = ops_ints(order.positions, N), *d_starts = ops_ints(order.starts, (size_t)order.groups + 1);
+    CHECK(order.groups <= s.distinct && order.starts[0] == 0 && order.starts[order.groups] == (int)N,
+          "%d groups of %d tokens", order.groups, s.distinct);
+    int *d_tokens = ops_ints(tokens, N), *d_positions = ops_ints(order.positions, N);
+    int* d_starts = ops_ints(order.starts, (size_t)order.groups + 1);
     OpsTensor wte = ops_normal(V * C, 1.0, 0.0, 1), wpe = ops_normal(s.maxT * C, 1.0, 0.0, 1), out = ops_normal(N * C, 1.0, 0.0, 1);
     OpsTensor dout = ops_normal(N * C, 1.0, 0.0, 1), dwte = ops_normal(V * C, 1.0, 0.0, 1), dwpe = ops_normal(s.maxT * C, 1.0, 0.0, 1);
     double* want = reference_zeros(N * C);
@@ -477,7 +339,8 @@ static void ops_embedding_shape(OpsEmbedding s) {
 
 static void ops_embedding(void) {
     ops_random.state = 7;
-    const OpsEmbedding shapes[] = {{1, 1, 1, 48, 257, 1}, {2, 3, 5, 20, 257, 3}, {3, 63, 64, 80, 257, 40}, {1, 3, 3, 300, 257, 1}, {5, 7, 7, 257, 3, 3},
+    const OpsEmbedding shapes[] = {{1, 1, 1, 48, 257, 1}, {2, 3, 5, 20, 257, 3}, {3, 63, 64, 80, 257, 40},
+                                   {1, 3, 3, 300, 257, 1}, {5, 7, 7, 257, 3, 3},
 #if !OPS_SMALL
                                    {2, 63, 63, 20, 50257, 300}, {1, 65, 100, 1600, 257, 257},
 #endif
@@ -557,295 +420,6 @@ static void ops_classifier_non_finite(void) {
     device_free(d_targets, ROWS * sizeof(int));
     free(loss);
     free(logits);
-}
-
-// ---- sums ----
-
-static void ops_square_sum(void) {
-    ops_random.state = 9;
-    const size_t sizes[] = {1, 63, 8191, 8192, 8193, OPS_SMALL ? 16400 : 1000003};
-    for (size_t k = 0; k < COUNT_OF(sizes); k++) {
-        OpsTensor x = ops_normal(sizes[k], 1.0, 0.0, 1), sum = ops_floats(1), partial = ops_floats(square_sum_partials(sizes[k]));
-        double want = 0.0;
-        for (size_t i = 0; i < sizes[k]; i++) { want += x.was[i] * x.was[i]; }
-        square_sum(partial.f, x.x, sizes[k]);
-        sum_floats(sum.f, partial.f, (int)partial.n);
-        char label[64];
-        snprintf(label, sizeof(label), "square sum of %zu", sizes[k]);
-        free(ops_download(&partial, label));
-        ops_check(label, &sum, &want, 4e-6); // fp32 in every build
-        ops_free(&x);
-        ops_free(&sum);
-        ops_free(&partial);
-    }
-    const double sick[3] = {1.0, NAN, 2.0};
-    OpsTensor x = ops_upload(sick, 3, 0, false), partial = ops_floats(1), sum = ops_floats(1);
-    square_sum(partial.f, x.x, 3);
-    sum_floats(sum.f, partial.f, 1);
-    double* got = ops_download(&sum, "sum");
-    CHECK(isnan(got[0]), "the square sum of a NaN is %g", got[0]);
-    free(got);
-    ops_free(&x);
-    ops_free(&partial);
-    ops_free(&sum);
-}
-
-// Sums are cut at fixed sizes: any number of threads gives the same bits.
-static void ops_same_bits(void) {
-    ops_random.state = 10;
-#if defined(_OPENMP) && !ON_GPU
-    enum { N = 130, COLS = 80 };
-    double* first[4] = {NULL, NULL, NULL, NULL};
-    const int before = omp_get_max_threads();
-    OpsTensor x = ops_normal(N * COLS, 1.0, 0.2, 0), weight = ops_normal(COLS, 0.3, 1.0, 0), dy = ops_normal(N * COLS, 1.0, 0.0, 0);
-    for (int threads = 1; threads <= 3; threads++) {
-        omp_set_num_threads(threads);
-        OpsTensor y = ops_upload(NULL, N * COLS, 0, false), dx = ops_upload(NULL, N * COLS, 0, false), dw = ops_upload(NULL, COLS, 0, false);
-        OpsTensor db = ops_upload(NULL, COLS, 0, false), mean = ops_floats(N), rstd = ops_floats(N), norm = ops_floats(2);
-        OpsTensor partial = ops_floats(layernorm_backward_partials(N, COLS));
-        layernorm_forward(y.x, mean.f, rstd.f, x.x, weight.x, weight.x, N, COLS);
-        layernorm_backward(dx.x, dw.x, db.x, partial.f, dy.x, x.x, weight.x, mean.f, rstd.f, N, COLS);
-        bias_backward(db.x, partial.f, dy.x, N, COLS);
-        square_sum(norm.f, dx.x, N * COLS);
-        const OpsTensor* results[4] = {&dx, &dw, &db, &norm};
-        for (int i = 0; i < 4; i++) {
-            double* got = ops_download(results[i], "same bits");
-            CHECK(!first[i] || memcmp(first[i], got, results[i]->n * sizeof(double)) == 0, "result %d differs with %d threads", i, threads);
-            free(first[i]);
-            first[i] = got;
-        }
-        OpsTensor* all[] = {&y, &dx, &dw, &db, &mean, &rstd, &norm, &partial};
-        for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
-    }
-    omp_set_num_threads(before);
-    for (int i = 0; i < 4; i++) { free(first[i]); }
-    ops_free(&x);
-    ops_free(&weight);
-    ops_free(&dy);
-#else
-    CHECK(true, "one device, one order");
-#endif
-}
-
-// ---- number formats and random numbers ----
-
-DEVICE void ops_philox_once(Team t, size_t i, uint32_t* out) {
-    if (t.rank != 0 || i > 0) { return; }
-    const Philox zero = {{0, 0, 0, 0}}, ones = {{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}};
-    const Philox pi = {{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}};
-    Philox a = philox4x32(0, zero), b = philox4x32(0xffffffffffffffffull, ones), c = philox4x32(0x299f31d0a4093822ull, pi);
-    for (int k = 0; k < 4; k++) {
-        out[k] = a.x[k];
-        out[4 + k] = b.x[k];
-        out[8 + k] = c.x[k];
-    }
-}
-
-// The three known answers that its authors publish for philox4x32-10.
-static void ops_philox(void) {
-    const uint32_t want[12] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd,
-                               0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
-    uint32_t got[12];
-    uint32_t* device = (uint32_t*)need(device_alloc(sizeof(got)));
-    LAUNCH(1, WARP_TEAM, ops_philox_once, device);
-    device_download(got, device, sizeof(got));
-    for (int i = 0; i < 12; i++) { CHECK(got[i] == want[i], "word %d is %08x, expected %08x", i, got[i], want[i]); }
-    device_free(device, sizeof(got));
-}
-
-#define OPS_ROUNDINGS 4096
-
-// out[i] = bf16 of x[i], nearest; out[n + i]: how often of 256 evenly spread random words the stochastic form rounds up
-DEVICE void ops_round_row(Team t, size_t i, uint32_t* out, const float* x, int n) {
-    if (t.rank != 0) { return; }
-    uint16_t down = (uint16_t)(float_bits(x[i]) >> 16);
-    uint32_t ups = 0;
-    for (uint32_t k = 0; k < 256; k++) { ups += float_to_bf16_stochastic(x[i], k * 256u + 128u) != down; }
-    out[i] = float_to_bf16(x[i]);
-    out[(size_t)n + i] = ups;
-}
-
-// Nearest (ties to even) by comparing distances in double; stochastic rounding goes up with the probability of the remainder.
-static void ops_bf16_rounding(void) {
-    ops_random.state = 12;
-    float* host = (float*)need(malloc(OPS_ROUNDINGS * sizeof(float)));
-    uint32_t* got = (uint32_t*)need(malloc(2 * OPS_ROUNDINGS * sizeof(uint32_t)));
-    for (uint32_t i = 0; i < OPS_ROUNDINGS; i++) {
-        uint32_t u = (uint32_t)reference_random(&ops_random);
-        if (i % 4 == 1) { u = (u & 0xffff0000u) | 0x8000u; } // a tie
-        if ((u & 0x7f000000u) == 0x7f000000u) { u &= 0xbfffffffu; } // neither NaN nor next to infinity
-        if ((u & 0x7f800000u) == 0) { u |= 0x00800000u; }
-        memcpy(host + i, &u, sizeof(u));
-    }
-    float* x = (float*)need(device_alloc(OPS_ROUNDINGS * sizeof(float)));
-    uint32_t* out = (uint32_t*)need(device_alloc(2 * OPS_ROUNDINGS * sizeof(uint32_t)));
-    device_upload(x, host, OPS_ROUNDINGS * sizeof(float));
-    LAUNCH(OPS_ROUNDINGS, WARP_TEAM, ops_round_row, out, x, OPS_ROUNDINGS);
-    device_download(got, out, 2 * OPS_ROUNDINGS * sizeof(uint32_t));
-    for (int i = 0; i < OPS_ROUNDINGS; i++) {
-        uint32_t u, low, high;
-        memcpy(&u, host + i, sizeof(u));
-        low = u & 0xffff0000u;
-        high = low + 0x10000u;
-        float a, b;
-        memcpy(&a, &low, sizeof(a));
-        memcpy(&b, &high, sizeof(b));
-        double below = fabs((double)host[i] - a), above = fabs((double)b - host[i]);
-        bool up = above < below || (above == below && (low & 0x10000u));
-        CHECK(got[i] == (up ? high : low) >> 16, "%.9g rounds to %04x, expected %04x", host[i], got[i], (up ? high : low) >> 16);
-        double share = (double)(u & 0xffffu) / 65536.0, found = got[OPS_ROUNDINGS + i] / 256.0;
-        CHECK(fabs(share - found) <= 1.0 / 256.0, "%.9g is rounded up in %.4f of the cases, expected %.4f", host[i], found, share);
-    }
-    device_free(x, OPS_ROUNDINGS * sizeof(float));
-    device_free(out, 2 * OPS_ROUNDINGS * sizeof(uint32_t));
-    free(host);
-    free(got);
-}
-
-// ---- AdamW and schedules ----
-
-typedef struct {
-    OpsTensor w, g, master, m, v;
-    double *want_w, *want_m, *want_v;
-} OpsAdamW;
-
-// Half of the gradients are as small as eps, so that eps inside the root, or before the correction, would show.
-static void ops_adamw_run(OpsAdamW* a, size_t n, bool decay, bool with_master) {
-    const double betas[2] = {0.9, 0.95}, lr = 1e-2, eps = 1e-8, weight_decay = 0.1, scale = 0.5;
-    const ReferenceAdamW plain = {lr, betas[0], betas[1], eps, decay ? weight_decay : 0.0};
-    double *gradients = reference_zeros(n), *scaled = reference_zeros(n);
-    OptimizerUnit unit = {a->w.x, a->g.x, with_master ? a->master.f : NULL, {a->m.f, a->v.f}, n, decay, 3, 0};
-    StepScalars* device = (StepScalars*)need(device_alloc(sizeof(StepScalars)));
-    for (size_t step = 1; step <= 5; step++) {
-        OpsTensor g;
-        for (size_t i = 0; i < n; i++) { gradients[i] = reference_normal(&ops_random) * (i % 2 ? 1.0 : 1e-8); }
-        g = ops_upload(gradients, n, 1, false);
-        for (size_t i = 0; i < n; i++) { scaled[i] = scale * g.was[i]; }
-        StepScalars s = {(float)lr, (float)scale, (float)betas[0], (float)betas[1], (float)eps, (float)weight_decay,
-                         (float)(1.0 - pow(betas[0], (double)step)), (float)(1.0 - pow(betas[1], (double)step)), (uint32_t)(step - 1), 42};
-        device_upload(device, &s, sizeof(s));
-        unit.grads = g.x;
-        adamw_update(&unit, device);
-        device_sync();
-        reference_adamw(a->want_w, a->want_m, a->want_v, scaled, n, plain, step);
-        ops_free(&g);
-    }
-    device_free(device, sizeof(StepScalars));
-    free(gradients);
-    free(scaled);
-}
-
-// `got` against `want` as movements from `start`, where an update of 1 % of the weight is not lost beside the weight
-static void ops_check_movement(const char* label, double* got, const double* want, const double* start, size_t n, double tolerance) {
-    double* moved = reference_zeros(n);
-    for (size_t i = 0; i < n; i++) {
-        got[i] -= start[i];
-        moved[i] = want[i] - start[i];
-    }
-    ops_compare(label, got, moved, n, tolerance);
-    free(moved);
-}
-
-static void ops_adamw_size(size_t n, bool decay, bool with_master) {
-    OpsAdamW a = {ops_normal(n, 1.0, 0.0, 1), ops_normal(n, 1.0, 0.0, 0), ops_floats(n), ops_floats(n), ops_floats(n),
-                  reference_zeros(n), reference_zeros(n), reference_zeros(n)};
-    ops_free(&a.master);
-    a.master = ops_upload(a.w.was, n, 1, true);
-    memcpy(a.want_w, a.w.was, n * sizeof(double));
-    ops_adamw_run(&a, n, decay, with_master);
-    char label[64];
-    snprintf(label, sizeof(label), "adamw n %zu%s%s", n, decay ? " decay" : "", with_master ? " master" : "");
-    ops_check(label, &a.m, a.want_m, 4e-6); // state is fp32 in every build
-    ops_check(label, &a.v, a.want_v, 4e-6);
-    double* w = ops_download(&a.w, label);
-    double* master = ops_download(&a.master, label);
-    bool exact = strcmp(FLOATX_NAME, "fp32") == 0;
-    double tolerance = n < 8 ? 1e-3 : 2e-5; // five updates of 1 %, each rounded at 2^-24 of the weight; a few may cancel
-    if (exact) {
-        ops_check_movement(label, w, a.want_w, a.w.was, n, tolerance);
-    } else if (with_master) {
-        size_t far = 0; // stochastic rounding lands on one of the two neighbours of the master
-        for (size_t i = 0; i < n; i++) { far += fabs(w[i] - master[i]) > fabs(master[i]) / 127.0; }
-        CHECK(far == 0, "%s: %zu weights are not next to their masters", label, far);
-        ops_check_movement(label, master, a.want_w, a.w.was, n, tolerance);
-    } else if (n > 1000) {
-        double drift = 0.0; // each update is rounded, but without bias: on average the weights arrive
-        for (size_t i = 0; i < n; i++) { drift += (w[i] - a.want_w[i]) / (double)n; }
-        CHECK(fabs(drift) < 5.0 * 0.01 / sqrt((double)n), "%s: the weights drift by %g", label, drift);
-    }
-    OpsTensor* all[] = {&a.w, &a.g, &a.master, &a.m, &a.v};
-    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
-    double* values[] = {a.want_w, a.want_m, a.want_v, w, master};
-    for (size_t i = 0; i < COUNT_OF(values); i++) { free(values[i]); }
-}
-
-static void ops_adamw(void) {
-    ops_random.state = 11;
-    const size_t sizes[] = {1, 63, 8193};
-    for (size_t k = 0; k < COUNT_OF(sizes); k++) {
-        for (int decay = 0; decay < 2; decay++) {
-            ops_adamw_size(sizes[k], decay, false);
-            if (strcmp(FLOATX_NAME, "bf16") == 0) { ops_adamw_size(sizes[k], decay, true); }
-        }
-    }
-}
-
-static void ops_schedules(void) {
-    const char* names[] = {"cosine", "linear", "constant", "wsd"};
-    const Schedule kinds[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD};
-    const size_t warmups[] = {0, 1, 7, 100};
-    for (size_t k = 0; k < COUNT_OF(names); k++) {
-        for (size_t w = 0; w < COUNT_OF(warmups); w++) {
-            for (size_t step = 0; step < 100; step++) {
-                double want = reference_learning_rate(names[k], 6e-4, 0.1, warmups[w], 100, step);
-                double got = schedule_lr(kinds[k], 6e-4, (int64_t)step, (int64_t)warmups[w], 100, 0.1);
-                CHECK(fabs(got - want) <= 1e-12, "%s, warm-up %zu, step %zu: %.9g, expected %.9g", names[k], warmups[w], step, got, want);
-            }
-        }
-        double past = schedule_lr(kinds[k], 1.0, 150, 10, 100, 0.25), last = k == 2 ? 1.0 : 0.25;
-        CHECK(fabs(past - last) < 1e-12, "%s past the end: %g, expected %g", names[k], past, last);
-    }
-}
-
-// ---- the reference itself ----
-
-// Central differences in double precision; h = 1e-5 leaves about 1e-10 of truncation and as much of rounding.
-static void ops_reference_differences(void) {
-    const ReferenceConfig c = {2, 2, 6, 11, 16, 5};
-    enum { B = 2, T = 4 };
-    size_t elements = reference_elements(c);
-    double *w = reference_zeros(elements), *g = reference_zeros(elements);
-    int tokens[B * T], targets[B * T];
-    ReferenceRandom random = {7};
-    for (size_t i = 0; i < elements; i++) { w[i] = 0.4 * reference_normal(&random); }
-    for (int i = 0; i < B * T; i++) {
-        tokens[i] = (int)(reference_random(&random) % c.V);
-        targets[i] = (int)(reference_random(&random) % c.V);
-    }
-    tokens[1] = tokens[2]; // a token that comes twice
-    ReferenceRun run = reference_run_new(c, B, T);
-    reference_forward(&run, w, tokens, targets);
-    reference_backward(&run, w, g, tokens, targets);
-    for (int k = 0; k < REFERENCE_TENSORS; k++) {
-        ReferenceTensor tensor = reference_tensor(c, k);
-        for (int pick = 0; pick < 16; pick++) {
-            size_t i = tensor.offset + reference_random(&random) % tensor.count;
-            if (k == REF_WTE && pick == 0) { i = tensor.offset + (size_t)tokens[1] * c.C; }
-            double old = w[i], h = 1e-5;
-            w[i] = old + h;
-            double above = reference_forward(&run, w, tokens, targets);
-            w[i] = old - h;
-            double slope = (above - reference_forward(&run, w, tokens, targets)) / (2.0 * h);
-            w[i] = old;
-            CHECK(fabs(slope - g[i]) <= 1e-9 + 1e-7 * fabs(g[i]), "%s[%zu]: gradient %.12g, difference quotient %.12g", tensor.name,
-                  i - tensor.offset, g[i], slope);
-        }
-    }
-    double clipped = reference_clip(g, elements, 0.01), after = reference_norm(g, elements);
-    CHECK(clipped > 0.01 && fabs(after - 0.01) < 1e-12, "norm %g is clipped to %g, expected 0.01", clipped, after);
-    reference_run_free(&run);
-    free(w);
-    free(g);
 }
 
 // On the emulated GPU once for each team size and order of threads, elsewhere once.
