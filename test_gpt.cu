@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     static Options options;
     const char* arguments[] = {"test_gpt", "train"};
     Error error;
+    machine_limit_spinning(argv);
     if (!options_parse(&options, 2, (char**)(uintptr_t)arguments, &error) || !machine_open(&options, &error)) {
         fprintf(stderr, "error: %s\n", error.text);
         return 1;

@@ -848,6 +848,7 @@ bool command_train(const Options* o, Error* error) {
 int main(int argc, char** argv) {
     static Options options;
     Error error;
+    machine_limit_spinning(argv);
     bool good = options_parse(&options, argc, argv, &error);
     if (good && options.action == OPTIONS_HELP) {
         options_help(stdout, options.command, options.command_named);

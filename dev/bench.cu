@@ -193,6 +193,7 @@ int main(int argc, char** argv) {
     static const char* shapes[][3] = {{"gpt2:d12", "4", "64"}, {"layers=6,heads=6,channels=384,context=1024,vocab=50304", "8", "256"}, {"gpt2:d12", "2", "1024"}};
     Error error;
     bool good = true;
+    machine_limit_spinning(argv);
     if (argc >= 4) {
         good = bench_shape(argv[1], argv[2], argv[3], argc > 4 ? atoi(argv[4]) : 12, argc < 6, &error);
     } else {

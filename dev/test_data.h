@@ -408,6 +408,7 @@ static const TestRow data_tests[] = {
     {"text: JSONL, good and malformed", data_text_jsonl},
     {"text: the share for validation", data_text_validation},
     {"tokenize: a whole run, and the same with other threads", data_tokenize_whole},
+    {"tokenize: long documents, nothing learnt from validation text", data_tokenize_long},
     {"tokenize: refusals", data_tokenize_refusals},
     {"hellaswag: write, read, damaged files", data_hellaswag},
     {"hellaswag: one example word for word", data_hellaswag_words},

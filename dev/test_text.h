@@ -238,6 +238,39 @@ static void data_tokenize_whole(void) {
     bytes_free(&again);
 }
 
+// A document of several jobs has one end of text before it, and words that only its tail has make no tokens.
+static void data_tokenize_long(void) {
+    Error error;
+    Tokenizer tokenizer;
+    ByteBuffer text = {NULL, 0, 0}, back = {NULL, 0, 0};
+    for (int i = 0; i < 80000; i++) { bytes_append(&text, i < 72000 ? "some words " : "qqqq zz qq ", 11); }
+    data_store(data_path("long.txt"), text.data, text.count);
+    const char* inputs[1] = {data_path("long.txt")};
+    TokenizeConfig config = data_tokenize_config(inputs, 1, data_path("lg"));
+    config.val_fraction = 0.05;
+    config.threads = 2;
+    CHECK_OK(data_tokenize_quietly(&config, &error), error);
+    for (int split = 0; split < 2; split++) {
+        size_t cut = text.count / 20 * 19, from = split ? cut : 0, bytes = split ? text.count - cut : cut;
+        while (split == 0 && text.data[bytes] != ' ') { bytes++; }
+        while (split == 1 && text.data[from] != ' ') { from++, bytes--; }
+        data_decode_shards(&back, "lg", split ? "val" : "train");
+        bool same = back.count == bytes + 2 && back.data[0] == '|' && memcmp(back.data + 1, text.data + from, bytes) == 0;
+        CHECK(same, "split %d: %zu bytes came back as %zu", split, bytes + 2, back.count);
+    }
+    config.val_fraction = 0.1;
+    CHECK_OK(data_tokenize_quietly(&config, &error), error);
+    CHECK_OK(tokenizer_open(&tokenizer, data_path("lg_tokenizer.bin"), &error), error);
+    for (size_t id = 256; id + 1 < tokenizer.vocab_size; id++) {
+        size_t count;
+        const uint8_t* token = tokenizer_token(&tokenizer, id, &count);
+        CHECK(!memchr(token, 'q', count) && !memchr(token, 'z', count), "token %zu is of the validation text", id);
+    }
+    tokenizer_free(&tokenizer);
+    bytes_free(&text);
+    bytes_free(&back);
+}
+
 static void data_tokenize_refusals(void) {
     Error error;
     data_store(data_path("empty.txt"), "", 0);
