@@ -243,7 +243,7 @@ static void data_tokenize_long(void) {
     Error error;
     Tokenizer tokenizer;
     ByteBuffer text = {NULL, 0, 0}, back = {NULL, 0, 0};
-    for (int i = 0; i < 80000; i++) { bytes_append(&text, i < 72000 ? "some words " : "qqqq zz qq ", 11); }
+    for (int i = 0; i < 80000; i++) { bytes_append(&text, i < 72010 ? "some words " : "qqqq zz qq ", 11); }
     data_store(data_path("long.txt"), text.data, text.count);
     const char* inputs[1] = {data_path("long.txt")};
     TokenizeConfig config = data_tokenize_config(inputs, 1, data_path("lg"));
