@@ -849,6 +849,7 @@ int main(int argc, char** argv) {
     static Options options;
     Error error;
     machine_limit_spinning(argv);
+    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write like a full disk, not a silent death
     bool good = options_parse(&options, argc, argv, &error);
     if (good && options.action == OPTIONS_HELP) {
         options_help(stdout, options.command, options.command_named);
