@@ -380,6 +380,7 @@ rows_resume() {
 
 stop_and_go() { # what stops it
     local out="stop_${1##* }" command step
+    rm -f "$out.txt"
     ./train_gpt "${plain[@]}" --steps 300 --output "$out" > "$out.txt" 2> "$out.err" < /dev/null &
     background=$!
     await "$out.txt" '^step +[3-9][0-9]/300' || return 1
@@ -399,10 +400,11 @@ leftovers() { find "$1" -name '*tmp*' -o -name '*trash*'; }
 kill_and_go() {
     local i every=(./train_gpt "${plain[@]}" --steps 30 --checkpoint-every 1 --keep 2 --output killed --resume on) kills=0
     RANDOM=1
-    for ((i = 0; i < 8; i++)); do
+    for ((i = 0; i < 9; i++)); do
+        rm -f killed.txt
         "${every[@]}" > killed.txt 2> killed.err < /dev/null &
         background=$!
-        await killed.txt '^Writing checkpoint|^30 steps' || return 1
+        [ $((i % 3)) -eq 2 ] || await killed.txt '^Writing checkpoint|^30 steps' || return 1 # else while it starts
         sleep "0.0$((RANDOM % 90 + 10))"
         kill -KILL $background 2> /dev/null && kills=$((kills + 1))
         wait $background 2> /dev/null
@@ -416,6 +418,7 @@ kill_and_go() {
 }
 
 busy_folder() {
+    rm -f busy.txt
     ./train_gpt "${plain[@]}" --steps 100000000 --output busy > busy.txt 2>&1 < /dev/null &
     background=$!
     await busy.txt '^step ' || return 1

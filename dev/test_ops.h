@@ -206,15 +206,15 @@ static void ops_layernorm_forward_shape(size_t N, int channels) {
     reference_layernorm(want, x.was, weight.was, bias.was, N, C);
     ops_check(label, &y, want, OPS_TOLERANCE);
     ops_layernorm_statistics(label, &mean, &rstd, x.was, N, C);
-    for (int with_bias = 0; with_bias < 2; with_bias++) { // the second time in place: x = x + branch + extra
+    for (int in_place = 0; in_place < 2; in_place++) { // the second time in place: x = x + branch + extra
         OpsTensor old = x;
         OpsTensor residual = ops_normal(N * C, 1.0, 0.0, 1);
-        snprintf(label, sizeof(label), "residual+layernorm%s N %zu C %d", with_bias ? " in place" : "", N, channels);
-        residual_layernorm_forward(with_bias ? x.x : residual.x, y.x, mean.f, rstd.f, x.x, branch.x, with_bias ? extra.x : NULL, weight.x,
+        snprintf(label, sizeof(label), "residual+layernorm%s N %zu C %d", in_place ? " in place" : "", N, channels);
+        residual_layernorm_forward(in_place ? x.x : residual.x, y.x, mean.f, rstd.f, x.x, branch.x, extra.x, weight.x,
                                    bias.x, N, channels);
-        for (size_t i = 0; i < N * C; i++) { sum[i] = old.was[i] + branch.was[i] + (with_bias ? extra.was[i % C] : 0.0); }
-        ops_check(label, with_bias ? &x : &residual, sum, OPS_TOLERANCE);
-        double* stored = ops_download(with_bias ? &x : &residual, label); // the norm reads what was stored, rounded
+        for (size_t i = 0; i < N * C; i++) { sum[i] = old.was[i] + branch.was[i] + extra.was[i % C]; }
+        ops_check(label, in_place ? &x : &residual, sum, OPS_TOLERANCE);
+        double* stored = ops_download(in_place ? &x : &residual, label); // the norm reads what was stored, rounded
         reference_layernorm(want, stored, weight.was, bias.was, N, C);
         ops_check(label, &y, want, OPS_TOLERANCE);
         ops_layernorm_statistics(label, &mean, &rstd, stored, N, C);

@@ -1,13 +1,17 @@
 // embedding.cuh - token plus position embedding. The backward pass adds the gradients of equal tokens in position order, without
 // atomics: the host sorts positions by token when it uploads the batch (TokenOrder), one team takes one distinct token.
 #pragma once
-#include "floatx.cuh"
+#include "vector.cuh"
 
 // out (N, C) = wte[tokens[n]] + wpe[n % T]
 DEVICE void embedding_forward_row(Team t, size_t n, floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int T, int C) {
     const floatX *a = wte + (size_t)tokens[n] * (size_t)C, *b = wpe + (n % (size_t)T) * (size_t)C;
     floatX* y = out + n * (size_t)C;
-    TEAM_FOR(i, C) { store(y + i, load(a + i) + load(b + i)); }
+    TEAM_VEC_FOR(i, C) {
+        floatV v = load_vec(a + i, C - i), w = load_vec(b + i, C - i);
+        VEC_FOR(k) { vec_set(&v, k, vec_get(v, k) + vec_get(w, k)); }
+        store_vec(y + i, v, C - i);
+    }
 }
 
 void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, size_t N, int T, int C) {

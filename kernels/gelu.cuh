@@ -1,6 +1,6 @@
 // gelu.cuh - y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's form (Hendrycks and Gimpel 2016, arXiv 1606.08415).
 #pragma once
-#include "floatx.cuh"
+#include "vector.cuh"
 
 #define GELU_CHUNK 4096
 #define GELU_SCALE 0.7978845608028654f // sqrt(2/pi)
@@ -18,7 +18,11 @@ DEVICE void gelu_forward_chunk(Team t, size_t chunk, floatX* out, const floatX* 
     int count = (int)min_size(GELU_CHUNK, n - first);
     const floatX* x = inp + first;
     floatX* y = out + first;
-    TEAM_FOR(i, count) { store(y + i, gelu(load(x + i))); }
+    TEAM_VEC_FOR(i, count) {
+        floatV v = load_vec(x + i, count - i);
+        VEC_FOR(k) { vec_set(&v, k, gelu(vec_get(v, k))); }
+        store_vec(y + i, v, count - i);
+    }
 }
 
 // out, inp: n values; out may be inp
@@ -27,9 +31,14 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n) { LAUNCH(ceil_div(n,
 // pre (N, OC) += bias (OC); out (N, OC) = gelu(pre)
 DEVICE void bias_gelu_forward_row(Team t, size_t row, floatX* out, floatX* pre, const floatX* bias, int OC) {
     floatX *x = pre + row * (size_t)OC, *y = out + row * (size_t)OC;
-    TEAM_FOR(i, OC) {
-        store(x + i, load(x + i) + load(bias + i));
-        store(y + i, gelu(load(x + i)));
+    TEAM_VEC_FOR(i, OC) {
+        floatV v = load_vec(x + i, OC - i), b = load_vec(bias + i, OC - i), g = v;
+        VEC_FOR(k) {
+            vec_set(&v, k, vec_get(v, k) + vec_get(b, k));
+            vec_set(&g, k, gelu(vec_get(v, k)));
+        }
+        store_vec(x + i, v, OC - i);
+        store_vec(y + i, g, OC - i);
     }
 }
 
@@ -42,7 +51,11 @@ DEVICE void gelu_backward_chunk(Team t, size_t chunk, floatX* d, const floatX* p
     int count = (int)min_size(GELU_CHUNK, n - first);
     const floatX* x = pre + first;
     floatX* g = d + first;
-    TEAM_FOR(i, count) { store(g + i, load(g + i) * gelu_derivative(load(x + i))); }
+    TEAM_VEC_FOR(i, count) {
+        floatV v = load_vec(x + i, count - i), u = load_vec(g + i, count - i);
+        VEC_FOR(k) { vec_set(&u, k, vec_get(u, k) * gelu_derivative(vec_get(v, k))); }
+        store_vec(g + i, u, count - i);
+    }
 }
 
 // d (n): gradient of the output on entry, of the input on return; pre: the input of the forward pass

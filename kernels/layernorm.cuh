@@ -14,14 +14,24 @@ DEVICE void layernorm_forward_row(Team t, size_t row, floatX* normed, float* mea
     const floatX* x = inp + row * (size_t)C;
     floatX* y = normed + row * (size_t)C;
     float sum = 0.0f, square = 0.0f;
-    TEAM_SUM_FOR(i, C, sum) { sum += load(x + i); }
+    TEAM_VEC_SUM_FOR(i, C, sum) {
+        floatV v = load_vec(x + i, C - i);
+        VEC_FOR(k) { sum += vec_get(v, k); }
+    }
     float m = team_sum(t, sum) / (float)C;
-    TEAM_SUM_FOR(i, C, square) {
-        float d = load(x + i) - m;
-        square += d * d;
+    TEAM_VEC_SUM_FOR(i, C, square) {
+        floatV v = load_vec(x + i, C - i);
+        VEC_FOR(k) {
+            float d = i + k < C ? vec_get(v, k) - m : 0.0f;
+            square += d * d;
+        }
     }
     float s = 1.0f / sqrtf(team_sum(t, square) / (float)C + LAYERNORM_EPS);
-    TEAM_FOR(i, C) { store(y + i, (load(x + i) - m) * s * load(weight + i) + load(bias + i)); }
+    TEAM_VEC_FOR(i, C) {
+        floatV v = load_vec(x + i, C - i), w = load_vec(weight + i, C - i), b = load_vec(bias + i, C - i);
+        VEC_FOR(k) { vec_set(&v, k, (vec_get(v, k) - m) * s * vec_get(w, k) + vec_get(b, k)); }
+        store_vec(y + i, v, C - i);
+    }
     if (t.rank == 0) {
         mean[row] = m;
         rstd[row] = s;
@@ -33,17 +43,17 @@ void layernorm_forward(floatX* normed, float* mean, float* rstd, const floatX* i
     LAUNCH(N, WARP_TEAM, layernorm_forward_row, normed, mean, rstd, inp, weight, bias, C);
 }
 
-// residual = skip + branch (+ branch_bias, may be NULL); normed = layernorm(residual). residual may be skip.
+// residual = skip + branch + branch_bias; normed = layernorm(residual). residual may be skip.
 // residual, normed, skip, branch: (N, C); mean, rstd: (N); branch_bias, weight, bias: (C)
 DEVICE void residual_layernorm_forward_row(Team t, size_t row, floatX* residual, floatX* normed, float* mean, float* rstd,
                                            const floatX* skip, const floatX* branch, const floatX* branch_bias,
                                            const floatX* weight, const floatX* bias, int C) {
     const floatX *a = skip + row * (size_t)C, *b = branch + row * (size_t)C;
     floatX* x = residual + row * (size_t)C;
-    if (branch_bias) {
-        TEAM_FOR(i, C) { store(x + i, load(a + i) + (load(b + i) + load(branch_bias + i))); }
-    } else {
-        TEAM_FOR(i, C) { store(x + i, load(a + i) + load(b + i)); }
+    TEAM_VEC_FOR(i, C) {
+        floatV v = load_vec(a + i, C - i), w = load_vec(b + i, C - i), c = load_vec(branch_bias + i, C - i);
+        VEC_FOR(k) { vec_set(&v, k, vec_get(v, k) + (vec_get(w, k) + vec_get(c, k))); }
+        store_vec(x + i, v, C - i);
     }
     // each thread reads back only what it wrote itself: no sync is needed
     layernorm_forward_row(t, row, normed, mean, rstd, residual, weight, bias, C);

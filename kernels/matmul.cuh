@@ -49,7 +49,11 @@ static void gemm_floatx(bool ta, bool tb, size_t M, size_t N, size_t K, const fl
 // out (N, OC) += bias (OC)
 DEVICE void bias_add_row(Team t, size_t row, floatX* out, const floatX* bias, int OC) {
     floatX* y = out + row * (size_t)OC;
-    TEAM_FOR(i, OC) { store(y + i, load(y + i) + load(bias + i)); }
+    TEAM_VEC_FOR(i, OC) {
+        floatV v = load_vec(y + i, OC - i), b = load_vec(bias + i, OC - i);
+        VEC_FOR(k) { vec_set(&v, k, vec_get(v, k) + vec_get(b, k)); }
+        store_vec(y + i, v, OC - i);
+    }
 }
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC, or NULL)

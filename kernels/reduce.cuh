@@ -1,7 +1,7 @@
 // reduce.cuh - sums over rows, and the sum of squares behind the gradient norm. Work is cut at fixed sizes and added in a fixed
 // order, so that a result does not depend on threads or ranks.
 #pragma once
-#include "floatx.cuh"
+#include "vector.cuh"
 
 #define COLUMN_TILE 64
 #define BIAS_CHUNK 64 // rows that one team adds up
@@ -55,7 +55,10 @@ DEVICE void square_sum_chunk(Team t, size_t chunk, float* partial, const floatX*
     const floatX* p = x + chunk * NORM_CHUNK;
     int count = (int)min_size(NORM_CHUNK, n - chunk * NORM_CHUNK);
     float sum = 0.0f;
-    TEAM_SUM_FOR(i, count, sum) { sum += load(p + i) * load(p + i); }
+    TEAM_VEC_SUM_FOR(i, count, sum) {
+        floatV v = load_vec(p + i, count - i); // zeros past the end add nothing
+        VEC_FOR(k) { sum += vec_get(v, k) * vec_get(v, k); }
+    }
     sum = team_sum(t, sum);
     if (t.rank == 0) { partial[chunk] = sum; }
 }
