@@ -282,11 +282,12 @@ static bool checkpoint_trash(const char* out, uint64_t step, Error* error) {
     return directory_sync(folder, error) && checkpoint_remove(trash, error);
 }
 
-// Is this the name of a folder that a dead run, or this one, left while saving or deleting?
+// Is this the name of what a dead run, or this one, left while saving or deleting: a folder, or the copy of the tokenizer?
 static bool checkpoint_is_stale(const char* name) {
     if (strncmp(name, ".trash.step_", 12) == 0) { return true; }
     const char* mark = strstr(name, ".tmp.");
-    if (strncmp(name, ".step_", 6) != 0 || !mark) { return false; }
+    bool ours = strncmp(name, ".step_", 6) == 0 || strncmp(name, "tokenizer.bin.", 14) == 0;
+    if (!ours || !mark) { return false; }
     long pid = strtol(mark + 5, NULL, 10);
     return pid > 0 && pid <= INT_MAX && (pid == (long)getpid() || (kill((pid_t)pid, 0) != 0 && errno == ESRCH));
 }
