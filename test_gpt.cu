@@ -49,5 +49,6 @@ int main(int argc, char** argv) {
     }
     machine_print(stdout);
     for (size_t i = 0; i < COUNT_OF(groups); i++) { test_run_rows(groups[i].rows, groups[i].count, argc > 1 ? argv[1] : NULL); }
+    test_folder_remove();
     return test_summary();
 }

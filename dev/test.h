@@ -2,6 +2,8 @@
 // "N passed, N failed". A row fails when any of its checks fails; all failing checks are printed (the first few of each row).
 #pragma once
 #include "../kernels/base.h"
+#include <ftw.h>
+#include <unistd.h>
 
 typedef struct {
     const char* name; // "area: what is shown"
@@ -54,9 +56,20 @@ static inline int test_summary(void) {
     return test_state.failed == 0 && test_state.passed > 0 ? 0 : 1;
 }
 
-// The folder for files that tests write; made on first use, removed by the caller of the suite.
+static char test_folder_name[64];
+
+static inline int test_remove_one(const char* path, const struct stat* status, int type, struct FTW* walk) {
+    (void)status, (void)type, (void)walk;
+    return remove(path);
+}
+
+static inline void test_folder_remove(void) {
+    if (test_folder_name[0]) { nftw(test_folder_name, test_remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+}
+
+// The folder for files that tests write; made on first use, removed by the main program at the end (children only forget it).
 static inline const char* test_folder(void) {
-    static char folder[64];
+    char* folder = test_folder_name;
     if (!folder[0]) {
         strcpy(folder, "/tmp/test_gpt_XXXXXX");
         if (!mkdtemp(folder)) {

@@ -330,7 +330,7 @@ static void checkpoint_survives_kill_pruning(void) {
 // A limit on file size stands for a full disk: whichever write it hits, one line, nothing left over, the previous one intact.
 static void checkpoint_survives_full_disk(void) {
     static const rlim_t limits[] = {0, 5, 100, 1024, 4000, 5119};
-    const char* out = files_path("full");
+    const char* out = files_path("full_disk");
     Error error, notice;
     struct rlimit before, limit;
     CHECK_OK(checkpoint_test_save(out, 10, 1.0f, &error), error);
