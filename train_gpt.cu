@@ -718,7 +718,7 @@ static bool train_find_model(const Options* o, const Tokenizer* tokenizer, char*
         if (!folder[0]) { fprintf(stderr, "notice: %s holds no checkpoint yet: starting a new run\n", o->output); }
     }
     if (folder[0]) {
-        snprintf(file, PATH_MAX, "%s/model_%08" PRIu64 ".bin", folder, *step);
+        snprintf(file, PATH_MAX + 64, "%s/model_%08" PRIu64 ".bin", folder, *step);
     } else if (model_spec_is_new(o->model)) {
         return model_spec_parse(o->model, vocab, model, error);
     } else if (!state_find_model(o->model, file, &notice, error)) {
