@@ -14,7 +14,7 @@ typedef struct {
 #define BENCH_TIME(result, call)                                             \
     do {                                                                     \
         double best_ = 1e30, begin_ = seconds_now();                         \
-        for (int k_ = 0; k_ < 3 || (k_ < 12 && seconds_now() - begin_ < 0.4); k_++) { \
+        for (int k_ = 0; k_ < 4 || (k_ < 12 && seconds_now() - begin_ < 0.5); k_++) {  \
             double start_ = seconds_now();                                   \
             call;                                                            \
             best_ = fmin(best_, seconds_now() - start_);                     \
@@ -170,7 +170,7 @@ static bool bench_shape(const char* model, const char* batch, const char* length
                 trainer_create(&t, &o, &header, error);
     if (good) {
         gpt_init(&t.gpt, 42);
-        bench.flops = machine_flops();
+        bench.flops = fmax(machine_flops(), peak_flops_measure(0.3));
         bench.accounted = bench.gemm = 0.0;
         printf("\n%s, B = %s, T = %s: %zu parameters, %s, %s\n", model, batch, length, t.gpt.table.packed, machine_device(), gemm_description());
         good = bench_steps(&t, steps, error);

@@ -51,7 +51,7 @@ static double peak_thread(long rounds) {
 // FLOP/s of all threads together; takes about `seconds`.
 double peak_flops_measure(double seconds) {
     double best = 0.0, sink = 0.0;
-    long rounds = 100000;
+    long rounds = 20000; // some hundred microseconds: short enough to find a quiet moment
     for (double begin = seconds_now(); seconds_now() - begin < seconds;) {
         int threads = 1;
         double start = seconds_now();
