@@ -25,6 +25,7 @@ LIBS += -lmvec
 else
 CFLAGS += -Wno-unknown-pragmas -Wno-pass-failed
 endif
+CFLAGS += $(if $(OPENMP),,-Wno-unknown-pragmas)
 DEFINES = $(if $(filter bf16,$(PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(GIT_HASH)"' -DBUILD_FLAGS='"$(CC) $(OPT) -march=$(ARCH) $(PRECISION)"'
 
 CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
