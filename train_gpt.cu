@@ -605,6 +605,8 @@ typedef struct {
     double start, saved_at;  // seconds
     int64_t saved_step;      // -1: nothing saved yet by this run
     double val_loss;         // the last one
+    double step_seconds;     // of all steps of this run but the first, which warms up
+    int64_t step_count;
 } Run;
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -660,6 +662,7 @@ static bool run_report_step(Trainer* t, Run* r, const StepResult* result, double
     StepRecord record = {t->step - 1, t->steps, (float)result->loss, (float)result->loss_z, (float)result->norm, (float)result->norm_z,
                          result->lr, 1e3 * seconds, flops > 0 ? gpt_step_flops(&t->gpt, tokens, t->T) / (seconds * flops) : -1.0,
                          rate_add(&r->rate, tokens, seconds), -1.0, (int64_t)((double)t->step * tokens)};
+    if (r->step_count++ > 0) { r->step_seconds += seconds; }
     record.eta = (double)(t->steps - t->step) * tokens / fmax(record.tokens_per_second, 1e-9);
     loss_history_add(&r->history, t->step, (float)result->loss);
     if (due(t->step, t->options->log_every) || (t->options->log_every > 0 && t->step == t->steps)) {
@@ -790,8 +793,9 @@ static void train_finish(Trainer* t, Run* r, const char* stopped) {
     if (r->history.count > 1) {
         loss_curve_print(stdout, r->history.steps, r->history.losses, r->history.count, 72, 14, terminal_is_utf8());
     }
-    double seconds = seconds_now() - r->start;
-    printf("%" PRId64 " steps in %.1f s, total average iteration time: %f ms\n", t->step, seconds, r->history.count ? 1e3 * (double)t->sequences * t->T / fmax(r->rate.average / fmax(r->rate.weight, 1e-9), 1e-9) : 0.0);
+    double average = r->step_count > 1 ? 1e3 * r->step_seconds / (double)(r->step_count - 1) : 0.0;
+    printf("step %" PRId64 " reached, %" PRId64 " of them in %.1f s now; total average iteration time: %f ms\n", t->step, r->step_count, seconds_now() - r->start,
+           average);
     if (t->skipped) { printf("%" PRId64 " update(s) were skipped\n", t->skipped); }
     if (stopped && t->options->output[0] && checkpoint_folder(folder, t->options->output, (uint64_t)t->step, &error)) {
         snprintf(config, sizeof(config), "%s/config.txt", folder);

@@ -329,7 +329,7 @@ static bool reader_options_seed(const char* path, int variant, Error* error) {
     static Options options;
     (void)variant;
     options_defaults(&options, COMMAND_TRAIN);
-    return options_save(&options, path, error);
+    return options_save(&options, "", path, error);
 }
 
 static bool reader_options_read(const char* path, Error* error) {

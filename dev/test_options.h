@@ -387,7 +387,7 @@ static void test_option_config(void) {
     snprintf(line, sizeof(line), "--config %s --resume off", path);
     CHECK(options_parse_line(&test_options, line, &error) && !test_options.resume && test_options.lr == 0.001, "%s", error.text);
 
-    CHECK_OK(options_save(&test_options, path, &error), error);
+    CHECK_OK(options_save(&test_options, "", path, &error), error);
     snprintf(line, sizeof(line), "--config %s", path);
     CHECK(options_parse_line(&test_options_back, line, &error) && test_options_back.batch == 8 && !test_options_back.resume, "%s",
           error.text);

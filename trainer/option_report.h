@@ -112,11 +112,13 @@ char* options_text(const Options* options, size_t* bytes) {
     return (char*)need(text);
 }
 
-bool options_save(const Options* options, const char* path, Error* error) {
+// head: comment lines to stand first, or "".
+bool options_save(const Options* options, const char* head, const char* path, Error* error) {
     size_t bytes = 0;
     char* text = options_text(options, &bytes);
     FileWriter file;
-    bool good = file_create(&file, path, error) && file_write(&file, text, bytes, error) && file_commit(&file, error);
+    bool good = file_create(&file, path, error) && file_write(&file, head, strlen(head), error) && file_write(&file, text, bytes, error) &&
+                file_commit(&file, error);
     free(text);
     return good;
 }

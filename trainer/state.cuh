@@ -96,6 +96,14 @@ static bool state_write_model(const Trainer* t, const char* path, FileWriter* re
     return good;
 }
 
+// The options, below comment lines that say what wrote them.
+static bool state_write_config(const Trainer* t, const char* path, Error* error) {
+    char head[1024];
+    snprintf(head, sizeof(head), "# train_gpt %s, step %" PRId64 "\n# compiler: %s\n# build: %s\n# device: %s\n# matrix products: %s\n", provenance_git(), t->step,
+             provenance_compiler(), provenance_flags(), machine_device(), gemm_description());
+    return options_save(t->options, head, path, error);
+}
+
 // Bytes of one checkpoint of this run.
 uint64_t state_bytes(const Trainer* t) {
     StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
@@ -123,7 +131,7 @@ bool state_save(const Trainer* t, const char* out, Error* error) {
     if (good) {
         checkpoint_record(&writer, &tensors);
         checkpoint_path(&writer, "config.txt", path);
-        good = options_save(t->options, path, error);
+        good = state_write_config(t, path, error);
     }
     if (!good) {
         checkpoint_abandon(&writer, error);
