@@ -455,20 +455,22 @@ bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Erro
     t->options = o;
     t->T = o->seq_len ? o->seq_len : model->max_seq_len;
     if (t->T > model->max_seq_len) {
-        return fail(error, "--seq-len %d is beyond the model's context of %d tokens; give at most --seq-len %d", t->T, model->max_seq_len, model->max_seq_len);
+        return fail(error, "--seq-len %d is beyond the model's context of %d tokens; give at most --seq-len %d", t->T, model->max_seq_len,
+                    model->max_seq_len);
     }
     int64_t tokens = o->total_batch ? o->total_batch : (int64_t)o->batch * t->T;
     if (tokens % t->T) { return fail(error, "--total-batch %" PRId64 " is not a multiple of the sequence length %d", tokens, t->T); }
     t->sequences = (size_t)(tokens / t->T);
     size_t batch = min_size((size_t)o->batch, t->sequences);
     t->micro_steps = ceil_div(t->sequences, batch);
-    if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, o->shuffle && !o->overfit, (uint64_t)model->vocab_size, error)) { return false; }
+    bool shuffle = o->shuffle && !o->overfit;
+    if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, shuffle, (uint64_t)model->vocab_size, error)) { return false; }
     t->has_val = o->val_every > 0 && o->val_data[0];
     if (t->has_val && !loader_open(&t->val, o->val_data, t->T, 0, false, (uint64_t)model->vocab_size, error)) { return false; }
     t->steps = o->steps >= 0 ? o->steps : (int64_t)(t->train.sequences / t->sequences);
     if (t->steps == 0 && o->steps < 0) {
-        return fail(error, "%s holds %" PRIu64 " sequences of %d tokens, fewer than one batch of %zu; give --steps, or a smaller batch", o->train_data,
-                    (uint64_t)t->train.sequences, t->T, t->sequences);
+        return fail(error, "%s holds %" PRIu64 " sequences of %d tokens, fewer than one batch of %zu; give --steps, or a smaller batch",
+                    o->train_data, (uint64_t)t->train.sequences, t->T, t->sequences);
     }
     gpt_plan(&t->gpt, model, (int)batch, t->T, o->recompute, true, 0);
     t->samples = o->sample_every > 0 && t->tokenizer.vocab_size > 0;
@@ -574,7 +576,8 @@ bool trainer_step(Trainer* t, StepResult* result, Error* error) {
     if (!isfinite(result->loss) || !isfinite(result->norm)) {
         char blame[128] = "the loss alone";
         trainer_blame(t, blame, sizeof(blame));
-        return fail(error, "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %s; try a lower --lr or a longer --warmup",
+        return fail(error,
+                    "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %s; try a lower --lr or a longer --warmup",
                     t->step + 1, result->loss, result->norm, blame);
     }
     result->loss_z = outlier_add(&t->loss_outlier, result->loss);
@@ -711,7 +714,8 @@ static bool run_loop(Trainer* t, Run* r, const char** stopped, Error* error) {
 // The train command
 
 // The shape of the model that --model or, when resuming, the checkpoint asks for; file: where weights come from, "" = random ones.
-static bool train_find_model(const Options* o, const Tokenizer* tokenizer, char* folder, uint64_t* step, char* file, ModelHeader* model, Error* error) {
+static bool train_find_model(const Options* o, const Tokenizer* tokenizer, char* folder, uint64_t* step, char* file, ModelHeader* model,
+                             Error* error) {
     Error notice;
     int version, vocab = o->vocab_size ? o->vocab_size : (int)tokenizer->vocab_size;
     folder[0] = file[0] = 0;
@@ -732,7 +736,8 @@ static bool train_find_model(const Options* o, const Tokenizer* tokenizer, char*
     if (folder[0] && option_given(o, "model") && model_spec_is_new(o->model)) {
         if (!model_spec_parse(o->model, vocab, &asked, error)) { return false; }
         if (memcmp(&asked, model, sizeof(asked)) != 0) {
-            return fail(error, "%s holds a model of another shape than --model %s; leave --model out to resume it, or give another --output", folder, o->model);
+            return fail(error, "%s holds a model of another shape than --model %s; leave --model out to resume it, or give another --output",
+                        folder, o->model);
         }
     }
     if (vocab && vocab > model->vocab_size) { return fail(error, "%s has %d tokens, the vocabulary %d", file, model->vocab_size, vocab); }
@@ -762,8 +767,8 @@ static void train_print(const Trainer* t) {
     options_print(t->options, stdout);
     printf("model: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d): %zu parameters\n", m->layers, m->heads, m->channels,
            m->max_seq_len, m->vocab_size, m->padded_vocab, t->gpt.table.packed);
-    printf("data: %" PRIu64 " tokens in %zu file(s), %" PRIu64 " sequences of %d; a step takes %zu in %zu micro-batch(es); %" PRId64 " steps\n", t->train.tokens,
-           t->train.shard_count, t->train.sequences, t->T, t->sequences, t->micro_steps, t->steps);
+    printf("data: %" PRIu64 " tokens in %zu file(s), %" PRIu64 " sequences of %d; a step takes %zu in %zu micro-batch(es); %" PRId64 " steps\n",
+           t->train.tokens, t->train.shard_count, t->train.sequences, t->T, t->sequences, t->micro_steps, t->steps);
     memory_print(&t->gpt.memory, stdout);
     fflush(stdout);
 }
@@ -794,8 +799,8 @@ static void train_finish(Trainer* t, Run* r, const char* stopped) {
         loss_curve_print(stdout, r->history.steps, r->history.losses, r->history.count, 72, 14, terminal_is_utf8());
     }
     double average = r->step_count > 1 ? 1e3 * r->step_seconds / (double)(r->step_count - 1) : 0.0;
-    printf("step %" PRId64 " reached, %" PRId64 " of them in %.1f s now; total average iteration time: %f ms\n", t->step, r->step_count, seconds_now() - r->start,
-           average);
+    printf("step %" PRId64 " reached, %" PRId64 " of them in %.1f s now; total average iteration time: %f ms\n", t->step, r->step_count,
+           seconds_now() - r->start, average);
     if (t->skipped) { printf("%" PRId64 " update(s) were skipped\n", t->skipped); }
     if (stopped && t->options->output[0] && checkpoint_folder(folder, t->options->output, (uint64_t)t->step, &error)) {
         snprintf(config, sizeof(config), "%s/config.txt", folder);

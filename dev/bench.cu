@@ -49,7 +49,8 @@ static double bench_bandwidth(void) {
 }
 
 // Forward, gradient of the input and gradient of the weight of one linear layer.
-static void bench_linear(Trainer* t, const char* name, double count, floatX* out, floatX* inp, floatX* weight, floatX* dweight, size_t N, int C, int OC) {
+static void bench_linear(Trainer* t, const char* name, double count, floatX* out, floatX* inp, floatX* weight, floatX* dweight, size_t N,
+                         int C, int OC) {
     double forward, input, weights, flops = 2.0 * (double)N * C * OC;
     char text[64];
     (void)t;
@@ -190,7 +191,9 @@ static bool bench_shape(const char* model, const char* batch, const char* length
 }
 
 int main(int argc, char** argv) {
-    static const char* shapes[][3] = {{"gpt2:d12", "4", "64"}, {"layers=6,heads=6,channels=384,context=1024,vocab=50304", "8", "256"}, {"gpt2:d12", "2", "1024"}};
+    static const char* shapes[][3] = {{"gpt2:d12", "4", "64"},
+                                      {"layers=6,heads=6,channels=384,context=1024,vocab=50304", "8", "256"},
+                                      {"gpt2:d12", "2", "1024"}};
     Error error;
     bool good = true;
     machine_limit_spinning(argv);

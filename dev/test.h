@@ -56,7 +56,7 @@ static inline int test_summary(void) {
     return test_state.failed == 0 && test_state.passed > 0 ? 0 : 1;
 }
 
-static char test_folder_name[256];
+static char test_folder_name[128];
 
 static inline int test_remove_one(const char* path, const struct stat* status, int type, struct FTW* walk) {
     (void)status, (void)type, (void)walk;
@@ -72,7 +72,7 @@ static inline const char* test_folder(void) {
     char* folder = test_folder_name;
     if (!folder[0]) {
         const char* place = getenv("TMPDIR");
-        snprintf(folder, sizeof(test_folder_name), "%s/test_gpt_XXXXXX", place && place[0] && strlen(place) < 200 ? place : "/tmp");
+        snprintf(folder, sizeof(test_folder_name), "%s/test_gpt_XXXXXX", place && place[0] && strlen(place) < 100 ? place : "/tmp");
         if (!mkdtemp(folder)) {
             printf("cannot make a folder for tests: %s\n", strerror(errno));
             exit(1);

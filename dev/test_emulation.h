@@ -210,7 +210,9 @@ static void emulation_bug_stack(void) {
 
 static void emulation_test_guard_page(void) { emulation_test_expect_death(emulation_bug_stack, "", CUDA_ON_CPU_ASAN ? "stack-overflow" : ""); }
 
-static void emulation_test_nested_launch(void) { emulation_test_expect_death(emulation_bug_nested_launch, "emulation_bug_divergent_row", "inside a parallel region"); }
+static void emulation_test_nested_launch(void) {
+    emulation_test_expect_death(emulation_bug_nested_launch, "emulation_bug_divergent_row", "inside a parallel region");
+}
 
 // out: one float a row, one row too few
 DEVICE void emulation_bug_past_end_row(Team t, size_t row, float* out) {

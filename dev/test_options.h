@@ -576,7 +576,8 @@ static void test_log_json(void) {
     CHECK(
         strstr(
             text,
-            "\\u000a\\u0009\\u0001\\u0000 \\ufffd\\ufffd caf\xc3\xa9 \xf0\x9f\x98\x80 \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd \\ufffd\\ufffd\\ufffd\\ufffd\""),
+            "\\u000a\\u0009\\u0001\\u0000 \\ufffd\\ufffd caf\xc3\xa9 \xf0\x9f\x98\x80 \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd "
+                  "\\ufffd\\ufffd\\ufffd\\ufffd\""),
         "the sample");
     const char* lr = strstr(text, "\"lr\":3.");
     CHECK(lr && strtod(lr + 5, NULL) == r.lr, "the learning rate comes back exactly");

@@ -100,7 +100,9 @@ static void test_trainer_refuses(void) {
     Error error;
     struct {
         const char *name, *value, *part;
-    } rows[] = {{"--seq-len", "33", "context of 32"}, {"--total-batch", "100", "not a multiple"}, {"--train-data", "/nonexistent/x.bin", "/nonexistent/x.bin"},
+    } rows[] = {{"--seq-len", "33", "context of 32"},
+                {"--total-batch", "100", "not a multiple"},
+                {"--train-data", "/nonexistent/x.bin", "/nonexistent/x.bin"},
                 {"--total-batch", "1M", "fewer than one batch"}};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         if (strcmp(rows[i].name, "--train-data") == 0) {
@@ -120,9 +122,10 @@ static void test_schedules(void) {
         Schedule schedule;
         int64_t step;
         double expected;
-    } rows[] = {{SCHEDULE_COSINE, 0, 0.1},    {SCHEDULE_COSINE, 9, 1.0},    {SCHEDULE_COSINE, 10, 1.0},  {SCHEDULE_COSINE, 60, 0.55},  {SCHEDULE_COSINE, 110, 0.1},
-                {SCHEDULE_COSINE, 500, 0.1},  {SCHEDULE_LINEAR, 60, 0.55},  {SCHEDULE_LINEAR, 110, 0.1}, {SCHEDULE_CONSTANT, 60, 1.0}, {SCHEDULE_CONSTANT, 110, 1.0},
-                {SCHEDULE_WSD, 88, 1.0},      {SCHEDULE_WSD, 110, 0.1},     {SCHEDULE_WSD, 99, 0.1 + 0.9 * (1.0 - sqrt(0.5))}};
+    } rows[] = {{SCHEDULE_COSINE, 0, 0.1},    {SCHEDULE_COSINE, 9, 1.0},   {SCHEDULE_COSINE, 10, 1.0},   {SCHEDULE_COSINE, 60, 0.55},
+                {SCHEDULE_COSINE, 110, 0.1},  {SCHEDULE_COSINE, 500, 0.1}, {SCHEDULE_LINEAR, 60, 0.55},  {SCHEDULE_LINEAR, 110, 0.1},
+                {SCHEDULE_CONSTANT, 60, 1.0}, {SCHEDULE_CONSTANT, 110, 1.0}, {SCHEDULE_WSD, 88, 1.0},    {SCHEDULE_WSD, 110, 0.1},
+                {SCHEDULE_WSD, 99, 0.1 + 0.9 * (1.0 - sqrt(0.5))}};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         double lr = schedule_lr(rows[i].schedule, 1.0, rows[i].step, 10, 110, 0.1);
         CHECK(fabs(lr - rows[i].expected) < 1e-12, "schedule %d, step %" PRId64 ": expected %.12f, found %.12f", (int)rows[i].schedule, rows[i].step,
@@ -144,7 +147,9 @@ static void test_sampling(void) {
         CHECK((a == 1 || a == 4) && (b == 1 || b == 4), "top-k 2 gave %d, top-p 0.5 gave %d", a, b);
         counts[sample_token(logits, work, 5, &all, 0, i)] += 1.0 / 20000.0;
     }
-    for (int i = 0; i < 5; i++) { CHECK(fabs(counts[i] - exp(logits[i]) / total) < 0.015, "token %d: expected %f, found %f", i, exp(logits[i]) / total, counts[i]); }
+    for (int i = 0; i < 5; i++) {
+        CHECK(fabs(counts[i] - exp(logits[i]) / total) < 0.015, "token %d: expected %f, found %f", i, exp(logits[i]) / total, counts[i]);
+    }
 }
 
 static void test_model_descriptions(void) {

@@ -78,7 +78,9 @@ bool gemm_open(GemmLibrary wanted, int threads, Error* error) {
     if ((wanted == GEMM_AUTO || wanted == GEMM_ONEDNN) && gemm_load_onednn()) { return true; }
     if (wanted == GEMM_ONEDNN) { return fail(error, "--gemm onednn: libdnnl is not installed; try apt-get install libdnnl-dev, or --gemm auto"); }
     if ((wanted == GEMM_AUTO || wanted == GEMM_OPENBLAS) && gemm_load_openblas(threads)) { return true; }
-    if (wanted == GEMM_OPENBLAS) { return fail(error, "--gemm openblas: libopenblas is not installed; try apt-get install libopenblas0, or --gemm auto"); }
+    if (wanted == GEMM_OPENBLAS) {
+        return fail(error, "--gemm openblas: libopenblas is not installed; try apt-get install libopenblas0, or --gemm auto");
+    }
     gemm_state.library = GEMM_OWN;
     snprintf(gemm_state.description, sizeof(gemm_state.description), "own loops (slow: install libdnnl-dev)");
     return true;

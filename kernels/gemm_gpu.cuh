@@ -25,7 +25,9 @@ static void cublas_check(cublasStatus_t status, const char* call, const char* fi
 
 // tf32: fp32 builds may use the tensor cores' shorter mantissa.
 bool gemm_gpu_open(bool tf32, int gelu_fusion, Error* error) {
-    if (cublasLtCreate(&gemm_state.handle) != CUBLAS_STATUS_SUCCESS) { return fail(error, "cuBLASLt cannot start: is the driver as new as the toolkit?"); }
+    if (cublasLtCreate(&gemm_state.handle) != CUBLAS_STATUS_SUCCESS) {
+        return fail(error, "cuBLASLt cannot start: is the driver as new as the toolkit?");
+    }
     gemm_state.workspace = device_alloc(GEMM_WORKSPACE);
     if (!gemm_state.workspace) { return fail(error, "out of GPU memory for the %zu MiB of cuBLASLt", GEMM_WORKSPACE >> 20); }
     gemm_state.compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;

@@ -22,7 +22,9 @@ static const PeakRow peak_table[] = {
 // FLOP/s of `device_name`, or a negative number when it is not in the table.
 double peak_flops(const char* device_name, bool bf16, bool tf32) {
     for (size_t i = 0; i < COUNT_OF(peak_table); i++) {
-        if (strstr(device_name, peak_table[i].name)) { return 1e12 * (bf16 ? peak_table[i].bf16 : tf32 ? peak_table[i].tf32 : peak_table[i].tf32 / 8.0); }
+        if (strstr(device_name, peak_table[i].name)) {
+            return 1e12 * (bf16 ? peak_table[i].bf16 : tf32 ? peak_table[i].tf32 : peak_table[i].tf32 / 8.0);
+        }
     }
     return -1.0;
 }

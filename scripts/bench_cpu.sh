@@ -24,7 +24,8 @@ peer() { # layers heads channels batch length -> "ms MiB"
     --seq-len "$5" --steps 12 --threads "$threads" | sed -E 's/.*"ms_median": ([0-9.]+).*"peak_rss_mib": ([0-9]+).*/\1 \2/'
 }
 llmc() { # -> ms
-  (cd "$LLMC" && { stdbuf -oL ./train_gpt2 2> /dev/null || true; } | sed -n 's/^step [0-9]*: train loss .*took \([0-9.]*\) ms.*/\1/p' | head -n 5 | tail -n 4) | median
+  (cd "$LLMC" && { stdbuf -oL ./train_gpt2 2> /dev/null || true; } |
+    sed -n 's/^step [0-9]*: train loss .*took \([0-9.]*\) ms.*/\1/p' | head -n 5 | tail -n 4) | median
 }
 
 shape() { # name model layers heads channels batch length
@@ -37,7 +38,9 @@ shape() { # name model layers heads channels batch length
     [ -z "${LLMC:-}" ] || [ "$name" != "gpt2:d12 B=4 T=64" ] || llmc >> "$scratch/llmc"
   done
   local ms mib floor tms tmib lms
-  ms=$(awk '{ print $1 }' "$scratch/ours" | median); mib=$(awk '{ print $2 }' "$scratch/ours" | median); floor=$(awk '{ print $3 }' "$scratch/ours" | median)
+  ms=$(awk '{ print $1 }' "$scratch/ours" | median)
+  mib=$(awk '{ print $2 }' "$scratch/ours" | median)
+  floor=$(awk '{ print $3 }' "$scratch/ours" | median)
   printf '| %s | %.0f ms, %.0f MiB | %.0f ms (%.2fx)' "$name" "$ms" "$mib" "$floor" "$(echo "$ms / $floor" | bc -l)"
   if [ -s "$scratch/torch" ]; then
     tms=$(awk '{ print $1 }' "$scratch/torch" | median); tmib=$(awk '{ print $2 }' "$scratch/torch" | median)

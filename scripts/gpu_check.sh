@@ -10,7 +10,8 @@ steps=${STEPS:-100}
 model=${MODEL:-layers=4,heads=8,channels=512,context=512}
 limit=${LIMIT:-120}
 
-if ! command -v nvidia-smi >/dev/null || ! device=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | sed -n 1p) ||
+if ! command -v nvidia-smi >/dev/null ||
+  ! device=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | sed -n 1p) ||
     [ -z "$device" ]; then
     echo "gpu_check: no GPU here (nvidia-smi finds none): nothing was checked" >&2
     exit 1

@@ -57,7 +57,8 @@ for run in "$@"; do
         plots+=("'$work/train$number' using 1:2 with lines linewidth 1 linecolor \"${pale[colour]}\" title $(quoted "${name}training")")
     fi
     if [ -s "$work/val$number" ]; then
-        plots+=("'$work/val$number' using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.5 linecolor \"${strong[colour]}\" title $(quoted "${name}validation")")
+        style="with linespoints linewidth 2 pointtype 7 pointsize 0.5 linecolor \"${strong[colour]}\""
+        plots+=("'$work/val$number' using 1:2 $style title $(quoted "${name}validation")")
     fi
 done
 

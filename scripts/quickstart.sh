@@ -45,6 +45,7 @@ cat <<EOF
 The run is in $out/run (main.log, main.jsonl, checkpoints), its loss curve in $out/loss.png. To try next:
   ./train_gpt generate --model $out/run --prompt "In the beginning" --temperature 0.7 --seed 1
   ./train_gpt eval --model $out/run --val-data "$out/data_val_*.bin" --batch 32
-  ./train_gpt --train-data "$out/data_train_*.bin" --val-data "$out/data_val_*.bin" --model layers=6,heads=6,channels=192,context=256 --steps 2000 --output $out/larger
+  ./train_gpt --train-data "$out/data_train_*.bin" --val-data "$out/data_val_*.bin" \\
+      --model layers=6,heads=6,channels=192,context=256 --steps 2000 --output $out/larger
   ./train_gpt --help
 EOF

@@ -26,7 +26,8 @@ bool command_tokenize(const Options* o, Error* error) {
 }
 
 // A model for evaluation: micro-batches of B sequences of T (0 = the context), head_rows as in gpt_plan; decoder may be NULL.
-static bool command_open_model(Gpt* g, Decoder* decoder, const Options* o, int B, int T, size_t head_rows, bool cached, EvalSpace* space, Error* error) {
+static bool command_open_model(Gpt* g, Decoder* decoder, const Options* o, int B, int T, size_t head_rows, bool cached, EvalSpace* space,
+                               Error* error) {
     char file[PATH_MAX];
     ModelHeader model;
     Error notice;

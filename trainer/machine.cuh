@@ -66,9 +66,13 @@ static const char* machine_simd(void) {
 
 static bool machine_check_simd(Error* error) {
 #if defined(__AVX512F__)
-    if (!__builtin_cpu_supports("avx512f")) { return fail(error, "this program was built for AVX-512, which this CPU lacks: run make clean and make here"); }
+    if (!__builtin_cpu_supports("avx512f")) {
+        return fail(error, "this program was built for AVX-512, which this CPU lacks: run make clean and make here");
+    }
 #elif defined(__AVX2__)
-    if (!__builtin_cpu_supports("avx2")) { return fail(error, "this program was built for AVX2, which this CPU lacks: run make clean and make here"); }
+    if (!__builtin_cpu_supports("avx2")) {
+        return fail(error, "this program was built for AVX2, which this CPU lacks: run make clean and make here");
+    }
 #endif
     (void)error;
     return true;

@@ -42,8 +42,8 @@ static bool selfcheck_start(Trainer* t, const Options* o, bool resume, Error* er
     memset(t, 0, sizeof(*t));
     if (!model_spec_parse(o->model, o->vocab_size, &model, error) || !trainer_create(t, o, &model, error)) { return false; }
     if (resume) {
-        return checkpoint_find_latest(o->output, folder, &step, &notice, error) && (folder[0] || fail(error, "no checkpoint was found: %s", notice.text)) &&
-               state_load(t, folder, step, &notice, error);
+        return checkpoint_find_latest(o->output, folder, &step, &notice, error) &&
+               (folder[0] || fail(error, "no checkpoint was found: %s", notice.text)) && state_load(t, folder, step, &notice, error);
     }
     gpt_init(&t->gpt, (uint64_t)o->seed);
     trainer_reset_masters(t);
@@ -144,7 +144,9 @@ static bool selfcheck_overfit(Options* o, Error* error) {
     bool good = selfcheck_start(&t, o, false, error) && selfcheck_steps(&t, 60, losses, error);
     trainer_free(&t);
     if (!good) { return false; }
-    if (!(losses[59] < 0.5 * losses[0])) { return fail(error, "selfcheck: one batch is not learned: loss %f at first, %f after 60 steps", losses[0], losses[59]); }
+    if (!(losses[59] < 0.5 * losses[0])) {
+        return fail(error, "selfcheck: one batch is not learned: loss %f at first, %f after 60 steps", losses[0], losses[59]);
+    }
     printf("ok  one batch is learned: loss %.4f, after 60 steps %.4f\n", losses[0], losses[59]);
     return true;
 }

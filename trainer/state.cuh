@@ -99,7 +99,8 @@ static bool state_write_model(const Trainer* t, const char* path, FileWriter* re
 // The options, below comment lines that say what wrote them.
 static bool state_write_config(const Trainer* t, const char* path, Error* error) {
     char head[1024];
-    snprintf(head, sizeof(head), "# train_gpt %s, step %" PRId64 "\n# compiler: %s\n# build: %s\n# device: %s\n# matrix products: %s\n", provenance_git(), t->step,
+    snprintf(head, sizeof(head), "# train_gpt %s, step %" PRId64 "\n# compiler: %s\n# build: %s\n# device: %s\n# matrix products: %s\n",
+             provenance_git(), t->step,
              provenance_compiler(), provenance_flags(), machine_device(), gemm_description());
     return options_save(t->options, head, path, error);
 }
@@ -189,7 +190,9 @@ static bool state_read_array(const Trainer* t, const SafeReader* r, const StateA
 static bool state_read_scalars(Trainer* t, const SafeReader* r, Error* error) {
     uint64_t step, sequence, length, skipped, seen;
     const char *format = safe_find_text(r, "format"), *optimizer = safe_find_text(r, "optimizer");
-    if (!format || strcmp(format, STATE_FORMAT) != 0) { return fail(error, "%s: expected format \"%s\", found \"%s\"", r->file.path, STATE_FORMAT, format ? format : ""); }
+    if (!format || strcmp(format, STATE_FORMAT) != 0) {
+        return fail(error, "%s: expected format \"%s\", found \"%s\"", r->file.path, STATE_FORMAT, format ? format : "");
+    }
     if (!optimizer || strcmp(optimizer, adamw_info.name) != 0) {
         return fail(error, "%s was written by optimizer %s; this run uses %s", r->file.path, optimizer ? optimizer : "unknown", adamw_info.name);
     }
@@ -199,7 +202,8 @@ static bool state_read_scalars(Trainer* t, const SafeReader* r, Error* error) {
         return false;
     }
     if (length != (uint64_t)t->T) {
-        return fail(error, "%s was written with --seq-len %" PRIu64 ", this run has %d: the position in the data would have no meaning", r->file.path, length, t->T);
+        return fail(error, "%s was written with --seq-len %" PRIu64 ", this run has %d: the position in the data would have no meaning",
+                    r->file.path, length, t->T);
     }
     t->step = (int64_t)step;
     t->sequence = sequence;
