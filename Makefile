@@ -30,10 +30,11 @@ DEFINES = $(if $(filter bf16,$(PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(GIT_HAS
 
 CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 NVFLAGS = -std=c++20 -O3 -t 0 $(CUDA_GENCODE) -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-fopenmp -diag-suppress 177 $(NVDEFINES)
-NVDEFINES = $(if $(filter bf16,$(CUDA_PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(GIT_HASH)"' -DBUILD_FLAGS='"nvcc sm_$(subst $() ,+,$(strip $(CUDA_ARCHS))) $(CUDA_PRECISION)"'
+NVDEFINES = $(if $(filter bf16,$(CUDA_PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(GIT_HASH)"' \
+	-DBUILD_FLAGS='"nvcc sm_$(subst $() ,+,$(strip $(CUDA_ARCHS))) $(CUDA_PRECISION)"'
 NVLIBS = -lcublasLt -lpcre2-8 -ldl
 
-.PHONY: all cuda help run test bench debug lint clean
+.PHONY: all cuda help run test bench debug lint flags clean
 all: train_gpt
 
 help:
@@ -81,5 +82,7 @@ build/bench: $(SOURCES) $(wildcard dev/*.cu dev/*.h) Makefile | build
 	$(Q)$(CC) $(CFLAGS) dev/bench.cu -o $@ $(LIBS)
 lint:
 	$(Q)bash scripts/lint.sh
+flags: # for lint.sh
+	$(info $(CFLAGS))@:
 clean:
 	rm -rf build train_gpt test_gpt train_gpt_cuda test_gpt_cuda

@@ -56,8 +56,8 @@ done
 wait
 
 for i in "${!builds[@]}"; do
-    wrong=""
-    [ "$(cat "$work/$i/rc")" -eq 0 ] && [ ! -s "$work/$i/make.log" ] || wrong="expected no word of make; exit code $(cat "$work/$i/rc"): $(head -n 5 "$work/$i/make.log")"
+    wrong="exit code $(cat "$work/$i/rc"), expected 0 and no word of make: $(head -n 5 "$work/$i/make.log")"
+    if [ "$(cat "$work/$i/rc")" -eq 0 ] && [ ! -s "$work/$i/make.log" ]; then wrong=""; fi
     report "builds: ${builds[$i]%%|*}: compiles without a warning" "$wrong" "$(cat "$work/$i/seconds")"
 done
 
@@ -94,7 +94,9 @@ for i in "${!builds[@]}"; do
     [ "$i" -gt 0 ] || continue
     train "$i" "run_$i"
     case $name in *bf16*) compare "$name" "run_$i" 2e-3 ;; *) compare "$name" "run_$i" 1e-5 ;; esac
-    case $name in *without*) report "builds: $name: says so at start-up" "$(grep -q 'built without OpenMP' "run_$i.txt" || head -n 3 "run_$i.txt")" ;; esac
+    case $name in
+        *without*) report "builds: $name: says so at start-up" "$(grep -q 'built without OpenMP' "run_$i.txt" || head -n 3 "run_$i.txt")" ;;
+    esac
 done
 train 0 own --gemm own
 compare "own matrix products" own 1e-5
