@@ -11,7 +11,7 @@ CUDA_ARCHS = 80 90a 100
 OPENMP = -fopenmp
 
 Q = $(if $(V),,@)
-GIT_HASH := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD 2>/dev/null || echo +changes)
+GIT_HASH := $(shell hash=$$(git rev-parse --short=12 HEAD 2>/dev/null) && { git diff --quiet HEAD || hash=$$hash+changes; }; echo $${hash:-unknown})
 SOURCES := train_gpt.cu $(wildcard kernels/*.h kernels/*.cuh optim/*.h optim/*.cuh comm/*.h dataloader/*.h trainer/*.h trainer/*.cuh)
 TESTS := test_gpt.cu $(wildcard dev/*.h dev/fixtures/*)
 WARN = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
