@@ -49,11 +49,10 @@ static double bench_bandwidth(void) {
 }
 
 // Forward, gradient of the input and gradient of the weight of one linear layer.
-static void bench_linear(Trainer* t, const char* name, double count, floatX* out, floatX* inp, floatX* weight, floatX* dweight, size_t N,
+static void bench_linear(const char* name, double count, floatX* out, floatX* inp, floatX* weight, floatX* dweight, size_t N,
                          int C, int OC) {
     double forward, input, weights, flops = 2.0 * (double)N * C * OC;
     char text[64];
-    (void)t;
     BENCH_TIME(forward, matmul_forward(out, inp, weight, NULL, N, C, OC));
     BENCH_TIME(input, matmul_backward_input(inp, out, weight, N, C, OC, false));
     BENCH_TIME(weights, matmul_backward_weight(dweight, out, inp, N, C, OC, false));
@@ -72,12 +71,12 @@ static void bench_gemms(Trainer* t, int B, int T) {
     int C = g->config.channels, L = g->config.layers, Vp = g->config.padded_vocab;
     BlockActs a = block_acts(g, 0);
     BlockTensors w = block_tensors(g->params, &g->table, 0), d = block_tensors(g->grads, &g->table, 0);
-    bench_linear(t, "qkv", L, a.qkv, a.ln1, w.qkvw, d.qkvw, N, C, 3 * C);
-    bench_linear(t, "attention projection", L, g->branch, a.att, w.attprojw, d.attprojw, N, C, C);
-    bench_linear(t, "MLP up", L, a.pre, a.ln2, w.fcw, d.fcw, N, C, 4 * C);
-    bench_linear(t, "MLP down", L, g->branch, a.gelu, w.fcprojw, d.fcprojw, N, 4 * C, C);
+    bench_linear("qkv", L, a.qkv, a.ln1, w.qkvw, d.qkvw, N, C, 3 * C);
+    bench_linear("attention projection", L, g->branch, a.att, w.attprojw, d.attprojw, N, C, C);
+    bench_linear("MLP up", L, a.pre, a.ln2, w.fcw, d.fcw, N, C, 4 * C);
+    bench_linear("MLP down", L, g->branch, a.gelu, w.fcprojw, d.fcprojw, N, 4 * C, C);
     size_t rows = min_size(g->head_rows, N);
-    bench_linear(t, "head", (double)N / (double)rows, g->logits, g->lnf, g->params, g->grads, rows, C, Vp);
+    bench_linear("head", (double)N / (double)rows, g->logits, g->lnf, g->params, g->grads, rows, C, Vp);
 }
 
 static void bench_others(Trainer* t, int B, int T) {

@@ -2,9 +2,6 @@
 // registers, promised on the GPU (dense tensor-core figures of NVIDIA's data sheets).
 #pragma once
 #include "device.cuh"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #if ON_GPU && !defined(CUDA_ON_CPU)
 typedef struct {
@@ -35,38 +32,33 @@ double peak_flops(const char* device_name, bool bf16, bool tf32) {
 
 typedef float PeakVector __attribute__((vector_size(PEAK_LANES * sizeof(float))));
 
-static double peak_thread(long rounds) {
+// The best FLOP/s of this thread within `seconds`: pieces of some 50 microseconds, of which an undisturbed one is soon found.
+static double peak_thread(double seconds) {
+    const long rounds = 20000;
     PeakVector sum[PEAK_CHAINS], factor, term;
+    double best = 0.0, begin = seconds_now();
     for (int j = 0; j < PEAK_LANES; j++) {
         factor[j] = 0.999f;
         term[j] = 1e-3f;
     }
     for (int i = 0; i < PEAK_CHAINS; i++) { sum[i] = term * (float)(i + 1); }
-    for (long k = 0; k < rounds; k++) {
-        for (int i = 0; i < PEAK_CHAINS; i++) { sum[i] = sum[i] * factor + term; }
+    for (double start = begin; start - begin < seconds;) {
+        for (long k = 0; k < rounds; k++) {
+            for (int i = 0; i < PEAK_CHAINS; i++) { sum[i] = sum[i] * factor + term; }
+        }
+        double now = seconds_now();
+        best = fmax(best, 2.0 * PEAK_LANES * PEAK_CHAINS * (double)rounds / (now - start));
+        start = now;
     }
-    double out = 0.0;
-    for (int i = 0; i < PEAK_CHAINS; i++) { out += (double)sum[i][i]; }
-    return out;
+    float sink = 0.0f;
+    for (int i = 0; i < PEAK_CHAINS; i++) { sink += sum[i][i]; }
+    return sink > 0.0f ? best : 0.0; // the sums are used, or the loop would vanish
 }
 
-// FLOP/s of all threads together; takes about `seconds`.
+// FLOP/s of all threads together.
 double peak_flops_measure(double seconds) {
-    double best = 0.0, sink = 0.0;
-    long rounds = 20000; // some hundred microseconds: short enough to find a quiet moment
-    for (double begin = seconds_now(); seconds_now() - begin < seconds;) {
-        int threads = 1;
-        double start = seconds_now();
-        DO_PRAGMA(omp parallel reduction(+ : sink)) {
-#ifdef _OPENMP
-            DO_PRAGMA(omp single)
-            threads = omp_get_num_threads();
-#endif
-            sink += peak_thread(rounds);
-        }
-        double spent = seconds_now() - start;
-        best = fmax(best, 2.0 * PEAK_LANES * PEAK_CHAINS * (double)rounds * threads / spent);
-    }
-    return sink != 0.0 ? best : 0.0; // the sum is used, or the loop would vanish
+    double total = 0.0;
+    DO_PRAGMA(omp parallel reduction(+ : total)) { total += peak_thread(seconds); }
+    return total;
 }
 #endif

@@ -56,7 +56,8 @@ fi
 
 # ---- loops over a row (TEAM_FOR and its kind) that gcc does not vectorise are a regression: a plain sum or a pointer that may alias
 # is enough to lose five times the speed without an error. Exempt: fills with zero, which become calls of memset, and the tiles of
-# attention.cuh, which are for the GPU (the CPU has attention_cpu.h). Files without such loops have a least number instead.
+# attention.cuh, which are for the GPU (the CPU has attention_cpu.h). A loop that is written plainly is not seen so; therefore each
+# file also has a least number of vectorised loops, to be raised or lowered with the loops it has (gcc 12, x86-64-v3).
 
 vectorised() { # more options; writes file:line of each vectorised loop
     local arch=""
@@ -84,9 +85,18 @@ while read -r file least; do
     [ "$found" -ge "$least" ] || wrong="gcc vectorised $found loops of $file, expected $least"
     report "vectorised: $file, at least $least loops ($found)" "$wrong"
 done << 'LEAST'
+kernels/attention.cuh 14
 kernels/attention_cpu.h 12
+kernels/classifier.cuh 4
+kernels/embedding.cuh 5
+kernels/gelu.cuh 3
 kernels/gemm_cpu.h 4
-kernels/attention.cuh 12
+kernels/init.cuh 2
+kernels/kv_cache.cuh 1
+kernels/layernorm.cuh 10
+kernels/matmul.cuh 1
+kernels/reduce.cuh 7
+optim/adamw.cuh 1
 LEAST
 
 # ---- text
