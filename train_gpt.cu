@@ -773,6 +773,17 @@ static void train_print(const Trainer* t) {
     fflush(stdout);
 }
 
+// A new run among the checkpoints of another would lose its own: those with the highest steps are kept, and resumed.
+static bool train_refuse_mixture(const Options* o, Error* error) {
+    CheckpointList list;
+    if (!checkpoint_scan(o->output, &list, error)) { return false; }
+    size_t count = list.count;
+    uint64_t newest = count ? list.steps[0] : 0;
+    checkpoint_list_free(&list);
+    return count == 0 || fail(error, "%s holds checkpoints of an earlier run, up to step %" PRIu64 "%s, or give another --output", o->output, newest,
+                              o->resume ? ", and none is whole: remove them" : ": go on with it by --resume on");
+}
+
 // Makes and locks the output folder, sees that its disk is large enough, keeps the tokenizer there, and opens the logs.
 static bool train_open_output(Trainer* t, Run* r, bool resumed, Error* error) {
     const Options* o = t->options;
@@ -781,6 +792,7 @@ static bool train_open_output(Trainer* t, Run* r, bool resumed, Error* error) {
         uint64_t one = state_bytes(t);
         int keep = o->keep > 0 ? o->keep : 1;
         if (!folder_make(o->output, error) || !run_lock_take(&r->lock, o->output, error)) { return false; }
+        if (!resumed && !train_refuse_mixture(o, error)) { return false; }
         snprintf(purpose, sizeof(purpose), "%d checkpoint(s) and one being written", keep);
         if (!disk_space_check(o->output, one * (uint64_t)(keep + 1), purpose, error)) { return false; }
         snprintf(path, sizeof(path), "%s/tokenizer.bin", o->output);
@@ -862,11 +874,11 @@ int main(int argc, char** argv) {
     bool good = options_parse(&options, argc, argv, &error);
     if (good && options.action == OPTIONS_HELP) {
         options_help(stdout, options.command, options.command_named);
-        return 0;
+        return fflush(stdout) == 0 ? 0 : 1;
     }
     if (good && options.action == OPTIONS_VERSION) {
         printf("train_gpt %s, %s, %s\n", provenance_git(), provenance_compiler(), provenance_flags());
-        return 0;
+        return fflush(stdout) == 0 ? 0 : 1;
     }
     good = good && options_check(&options, &error) && machine_open(&options, &error);
     if (good) {

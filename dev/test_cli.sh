@@ -389,6 +389,14 @@ rows_resume() {
         --output good --resume on --steps 20
     refuse "resume: sequences of another length" 'was written with --seq-len 32' \
         ./train_gpt "${plain[@]}" --seq-len 16 --output good --resume on --steps 20
+    refuse "resume: a new run does not mix with the checkpoints of another" 'checkpoints of an earlier run, up to step 10: .*--resume on' \
+        ./train_gpt "${plain[@]}" --steps 5 --output good
+    holds "resume: they are still there" test -e good/step_00000010/DONE
+    cp -r good broken
+    printf 'x' | dd of=broken/step_00000010/model_00000010.bin bs=1 seek=5000 conv=notrunc status=none
+    refuse "resume: no whole checkpoint among them" 'none is whole' ./train_gpt "${plain[@]}" --steps 20 --output broken --resume on
+    accept "resume: names with blanks and quotes" 'to go on:' ./train_gpt "${plain[@]}" --steps 100000000 --max-time 0.3 --output "a 'b' \$c"
+    holds "resume: the command quotes them" eval "timeout 20 $(tail -n 1 out)"
     cp -r good longer
     accept "resume: more steps" 'step +12/12' ./train_gpt "${plain[@]}" --steps 12 --schedule constant --output longer --resume on
     cp -r kept damaged

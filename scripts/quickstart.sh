@@ -33,6 +33,7 @@ say "4/6 tokenizer and token shards"
 ./train_gpt tokenize "$text" --output $out/data --vocab-size 1024
 
 say "5/6 training: 4 layers, 128 channels, $steps steps of 4,096 tokens"
+rm -rf $out/run # of an earlier quickstart: a new run does not mix with old checkpoints
 ./train_gpt --train-data "$out/data_train_*.bin" --val-data "$out/data_val_*.bin" --model layers=4,heads=4,channels=128,context=128 \
   --batch 32 --steps "$steps" --lr 3e-3 --output $out/run --val-every 100 --sample-every 0 --log-every 50 --progress on --checkpoint-every 250
 
