@@ -466,6 +466,10 @@ bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Erro
     bool shuffle = o->shuffle && !o->overfit;
     if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, shuffle, (uint64_t)model->vocab_size, error)) { return false; }
     t->has_val = o->val_every > 0 && o->val_data[0];
+    if (t->has_val && !option_given(o, "val-data") && access(o->val_data, R_OK) != 0) {
+        fprintf(stderr, "notice: no validation: --val-data is not given, and %s is not there\n", o->val_data);
+        t->has_val = false;
+    }
     if (t->has_val && !loader_open(&t->val, o->val_data, t->T, 0, false, (uint64_t)model->vocab_size, error)) { return false; }
     t->steps = o->steps >= 0 ? o->steps : (int64_t)(t->train.sequences / t->sequences);
     if (t->steps == 0 && o->steps < 0) {
@@ -866,6 +870,17 @@ bool command_train(const Options* o, Error* error) {
 // main
 
 #ifndef TESTING
+static bool run_command(const Options* o, Error* error) {
+    switch (o->command) {
+    case COMMAND_TOKENIZE: return command_tokenize(o, error);
+    case COMMAND_GENERATE: return command_generate(o, error);
+    case COMMAND_EVAL: return command_eval(o, error);
+    case COMMAND_SELFCHECK: return command_selfcheck(o, error);
+    case COMMAND_CONVERT: return command_convert(o, error);
+    default: return command_train(o, error);
+    }
+}
+
 int main(int argc, char** argv) {
     static Options options;
     Error error;
@@ -874,24 +889,15 @@ int main(int argc, char** argv) {
     bool good = options_parse(&options, argc, argv, &error);
     if (good && options.action == OPTIONS_HELP) {
         options_help(stdout, options.command, options.command_named);
-        return fflush(stdout) == 0 ? 0 : 1;
-    }
-    if (good && options.action == OPTIONS_VERSION) {
+    } else if (good && options.action == OPTIONS_VERSION) {
         printf("train_gpt %s, %s, %s\n", provenance_git(), provenance_compiler(), provenance_flags());
-        return fflush(stdout) == 0 ? 0 : 1;
+    } else if (good && options_check(&options, &error) && machine_open(&options, &error)) {
+        good = run_command(&options, &error);
+    } else {
+        good = false;
     }
-    good = good && options_check(&options, &error) && machine_open(&options, &error);
-    if (good) {
-        switch (options.command) {
-        case COMMAND_TOKENIZE: good = command_tokenize(&options, &error); break;
-        case COMMAND_GENERATE: good = command_generate(&options, &error); break;
-        case COMMAND_EVAL: good = command_eval(&options, &error); break;
-        case COMMAND_SELFCHECK: good = command_selfcheck(&options, &error); break;
-        case COMMAND_CONVERT: good = command_convert(&options, &error); break;
-        default: good = command_train(&options, &error);
-        }
-    }
+    if (good && (fflush(stdout) != 0 || ferror(stdout))) { good = fail(&error, "cannot write to standard output: %s", strerror(errno)); }
     if (!good) { fprintf(stderr, "error: %s\n", error.text); }
-    return good && fflush(stdout) == 0 ? 0 : 1;
+    return good ? 0 : 1;
 }
 #endif

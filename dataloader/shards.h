@@ -151,7 +151,7 @@ bool shard_writer_close(ShardWriter* writer, Error* error) {
         if (!good || access(path, F_OK) != 0) { break; }
         if (unlink(path) != 0) { good = fail(error, "cannot remove %s of an earlier run: %s", path, strerror(errno)); }
         unlink(sidecar);
-        fprintf(stderr, "note: removed %s, left by an earlier run\n", path);
+        fprintf(stderr, "notice: removed %s, left by an earlier run\n", path);
     }
     shard_writer_free(writer);
     return good;

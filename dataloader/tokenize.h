@@ -201,7 +201,7 @@ static bool tokenize_train(Tokenize* run, Error* error) {
         printf("vocabulary  %zu tokens, made from %.1f MB with %zu distinct words in %.2f s\n", run->tokenizer.vocab_size,
                (double)counted * 1e-6, counts[0].used, seconds_now() - run->start);
         if (run->tokenizer.vocab_size < run->config->vocab_size) {
-            fprintf(stderr, "note: the text gives a vocabulary of %zu only, %zu were asked for\n", run->tokenizer.vocab_size,
+            fprintf(stderr, "notice: the text gives a vocabulary of %zu only, %zu were asked for\n", run->tokenizer.vocab_size,
                     run->config->vocab_size);
         }
     }
@@ -251,7 +251,7 @@ static void tokenize_report(const Tokenize* run) {
     printf("encoding    %.3f bytes a token, %.1f MB/s with %d threads\n", (double)run->text_bytes / (double)tokens,
            (double)run->text_bytes * 1e-6 / seconds, run->threads);
     if (run->val.total == 0 && run->config->val_fraction > 0.0) {
-        fprintf(stderr, "note: no validation tokens: %g of %" PRIu64 " documents is none\n", run->config->val_fraction, run->documents);
+        fprintf(stderr, "notice: no validation tokens: %g of %" PRIu64 " documents is none\n", run->config->val_fraction, run->documents);
     }
 }
 

@@ -101,6 +101,11 @@ export LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
 step "test_gpt: address and undefined-behaviour checks" 400 env ASAN_OPTIONS=detect_leaks=0 build/test_gpt_debug
 step "test_cli: the program as its user meets it" 300 bash dev/test_cli.sh
 step "test_cli: the same with address, leak and undefined-behaviour checks" 400 bash dev/test_cli.sh build/train_gpt_debug
+if echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2> /dev/null; then
+    step "test_threads: no data race" 300 bash dev/test_threads.sh
+else
+    wanted threads && echo "== test_threads: no clang with libomp here, so the thread sanitizer is left out"
+fi
 step "test_builds: compilers, levels, instruction sets" 500 bash dev/test_builds.sh
 
 fuzz() { # what is read is never what was written: no reader may crash, hang or keep silent
