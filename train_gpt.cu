@@ -412,21 +412,30 @@ typedef struct {
     bool skipped;
 } StepResult;
 
-static void trainer_plan_memory(Trainer* t) {
+static bool trainer_plan_memory(Trainer* t, Error* error) {
     MemoryTable* m = &t->gpt.memory;
     size_t N = t->sequences * (size_t)t->T, packed = t->gpt.table.packed;
     for (int i = 0; i < adamw_info.slots; i++) { memory_add(m, i ? "optimizer: v" : "optimizer: m", packed * sizeof(float), (void**)&t->slots[i]); }
 #ifdef FLOATX_BF16
     if (t->options->master_weights) { memory_add(m, "fp32 master weights", packed * sizeof(float), (void**)&t->master); }
 #endif
-    memory_add(m, "batch, losses, scalars", (4 * N + t->micro_steps) * sizeof(int), (void**)&t->device_batch);
+    size_t batch_bytes = (4 * N + t->micro_steps) * sizeof(int);
+    memory_add(m, "batch, losses, scalars", batch_bytes, (void**)&t->device_batch);
     memory_add(m, "batch, losses, scalars", sizeof(StepScalars), (void**)&t->scalars);
     memory_add(m, "batch, losses, scalars", (t->micro_steps + 1) * sizeof(float), (void**)&t->results);
-    t->host_batch = (int*)host_alloc((4 * N + t->micro_steps) * sizeof(int));
+#if !ON_GPU
+    if (batch_bytes + m->bytes > device_memory_free()) { // the host's copy of the batch is not in the table
+        return fail(error, "out of memory: %zu MiB are needed, %zu MiB are free; try a smaller --total-batch or --batch", (batch_bytes + m->bytes) >> 20,
+                    device_memory_free() >> 20);
+    }
+#endif
+    (void)error;
+    t->host_batch = (int*)host_alloc(batch_bytes);
     t->host_scalars = (StepScalars*)host_alloc(sizeof(StepScalars));
     t->host_results = (float*)host_alloc((t->micro_steps + 1) * sizeof(float));
     t->groups = (int*)need(calloc(t->micro_steps, sizeof(int)));
     t->counts = (int*)need(calloc((size_t)t->gpt.config.vocab_size + 1, sizeof(int)));
+    return true;
 }
 
 void trainer_free(Trainer* t) {
@@ -479,8 +488,7 @@ bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Erro
     gpt_plan(&t->gpt, model, (int)batch, t->T, o->recompute, true, 0);
     t->samples = o->sample_every > 0 && t->tokenizer.vocab_size > 0;
     if (t->samples) { decoder_plan(&t->decoder, &t->gpt, true); }
-    trainer_plan_memory(t);
-    return gpt_allocate(&t->gpt, error);
+    return trainer_plan_memory(t, error) && gpt_allocate(&t->gpt, error);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -642,6 +650,7 @@ static bool run_sample(Trainer* t, Run* r, Error* error) {
     free(tokens);
     if (good) {
         progress_clear(&r->progress);
+        if (made < count) { fprintf(stderr, "notice: the sample ends early: a micro-batch holds fewer tokens than half the context\n"); }
         printf("generating:\n---\n");
         fwrite(text.data, 1, text.count, stdout);
         printf("\n---\n");
@@ -788,17 +797,47 @@ static bool train_refuse_mixture(const Options* o, Error* error) {
                               o->resume ? ", and none is whole: remove them" : ": go on with it by --resume on");
 }
 
-// Makes and locks the output folder, sees that its disk is large enough, keeps the tokenizer there, and opens the logs.
+// Makes and locks the output folder, before anything is read from it: another run may be saving there.
+static bool train_lock_output(const Options* o, Run* r, Error* error) {
+    return !o->output[0] || (folder_make(o->output, error) && run_lock_take(&r->lock, o->output, error));
+}
+
+// How many of the checkpoints that will be kept are there already.
+static int train_checkpoints_kept(const char* output, int keep) {
+    CheckpointList list;
+    Error ignored;
+    if (!checkpoint_list(output, &list, &ignored)) { return 0; }
+    int count = list.count < (size_t)keep ? (int)list.count : keep;
+    checkpoint_list_free(&list);
+    return count;
+}
+
+// A resumed run must go on with the vocabulary it began with, or its model's words change their meaning.
+static bool train_same_tokenizer(const Trainer* t, Error* error) {
+    char path[OPTION_TEXT_SIZE + 16];
+    Tokenizer before;
+    snprintf(path, sizeof(path), "%s/tokenizer.bin", t->options->output);
+    if (!t->tokenizer.vocab_size || access(path, R_OK) != 0) { return true; }
+    memset(&before, 0, sizeof(before));
+    if (!tokenizer_open(&before, path, error)) { return false; }
+    bool same = before.vocab_size == t->tokenizer.vocab_size && before.bytes.count == t->tokenizer.bytes.count &&
+                memcmp(before.bytes.data, t->tokenizer.bytes.data, before.bytes.count) == 0;
+    tokenizer_free(&before);
+    return same || fail(error, "%s is another tokenizer than that of the data; resume with the data of the first run, or give another --output", path);
+}
+
+// Sees that the disk is large enough, keeps the tokenizer in the output folder, and opens the logs.
 static bool train_open_output(Trainer* t, Run* r, bool resumed, Error* error) {
     const Options* o = t->options;
     if (o->output[0]) {
         char path[OPTION_TEXT_SIZE + 16], purpose[96];
         uint64_t one = state_bytes(t);
         int keep = o->keep > 0 ? o->keep : 1;
-        if (!folder_make(o->output, error) || !run_lock_take(&r->lock, o->output, error)) { return false; }
         if (!resumed && !train_refuse_mixture(o, error)) { return false; }
-        snprintf(purpose, sizeof(purpose), "%d checkpoint(s) and one being written", keep);
-        if (!disk_space_check(o->output, one * (uint64_t)(keep + 1), purpose, error)) { return false; }
+        int missing = keep - train_checkpoints_kept(o->output, keep);
+        snprintf(purpose, sizeof(purpose), "%d more checkpoint(s) and one being written", missing);
+        if (!disk_space_check(o->output, one * (uint64_t)(missing + 1), purpose, error)) { return false; }
+        if (resumed && !train_same_tokenizer(t, error)) { return false; }
         snprintf(path, sizeof(path), "%s/tokenizer.bin", o->output);
         if (t->tokenizer.vocab_size && !tokenizer_write(&t->tokenizer, path, error)) { return false; }
         run_stop_file_remove(o->output);
@@ -842,7 +881,7 @@ bool command_train(const Options* o, Error* error) {
     r->saved_step = -1;
     r->start = r->saved_at = seconds_now();
     t->options = o;
-    bool good = tokenizer_find(&t->tokenizer, o->tokenizer, o->train_data, error) &&
+    bool good = train_lock_output(o, r, error) && tokenizer_find(&t->tokenizer, o->tokenizer, o->train_data, error) &&
                 train_find_model(o, &t->tokenizer, folder, &step, file, &model, error) && trainer_create(t, o, &model, error);
     if (good) { train_print(t); }
     good = good && train_load(t, folder, step, file, error) && train_open_output(t, r, folder[0] != 0, error);
@@ -884,6 +923,7 @@ static bool run_command(const Options* o, Error* error) {
 int main(int argc, char** argv) {
     static Options options;
     Error error;
+    machine_open_descriptors();
     machine_limit_spinning(argv);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write like a full disk, not a silent death
     bool good = options_parse(&options, argc, argv, &error);

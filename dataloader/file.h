@@ -13,10 +13,11 @@ typedef struct {
     char path[PATH_MAX];
 } FileReader;
 
+// A pipe is refused, not waited for (O_NONBLOCK means nothing to a regular file).
 bool file_open(FileReader* file, const char* path, Error* error) {
     struct stat status;
     snprintf(file->path, sizeof(file->path), "%s", path);
-    file->fd = open(path, O_RDONLY | O_CLOEXEC);
+    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->fd < 0) { return fail(error, "cannot open %s: %s", path, strerror(errno)); }
     if (fstat(file->fd, &status) != 0 || !S_ISREG(status.st_mode)) {
         close(file->fd);

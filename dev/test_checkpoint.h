@@ -186,17 +186,20 @@ static void checkpoint_test_fill(const char* out, uint64_t last) {
 static void checkpoint_keeps(void) {
     static const struct {
         int keep;
-        uint64_t major;
+        uint64_t major, upto;
         const char* left;
     } cases[] = {
-        {0, 0, "60 50 40 30 20 10 "},
-        {9, 0, "60 50 40 30 20 10 "},
-        {3, 1, "60 50 40 30 20 10 "},
-        {1, 20, "60 40 20 "},
-        {2, 30, "60 50 30 "},
-        {2, 0, "60 50 "},
-        {1, 0, "60 "},
-        {1, 1000, "60 "},
+        {0, 0, 60, "60 50 40 30 20 10 "},
+        {9, 0, 60, "60 50 40 30 20 10 "},
+        {3, 1, 60, "60 50 40 30 20 10 "},
+        {1, 20, 60, "60 40 20 "},
+        {2, 30, 60, "60 50 30 "},
+        {2, 0, 60, "60 50 "},
+        {1, 0, 60, "60 "},
+        {1, 1000, 60, "60 "},
+        {1, 0, 40, "60 50 40 "}, // later ones, passed over by a resumed run, push nothing out
+        {2, 0, 45, "60 50 40 30 "},
+        {1, 0, 5, "60 50 40 30 20 10 "},
     };
     const char* out = files_path("keeps");
     Error error;
@@ -205,7 +208,7 @@ static void checkpoint_keeps(void) {
         CheckpointList list;
         checkpoint_test_fill(out, 60);
         files_dump(files_path("keeps/log.txt"), "x", 1);
-        CHECK_OK(checkpoint_prune(out, cases[i].keep, cases[i].major, &error), error);
+        CHECK_OK(checkpoint_prune(out, cases[i].keep, cases[i].major, cases[i].upto, &error), error);
         CHECK_OK(checkpoint_list(out, &list, &error), error);
         for (size_t k = 0; k < list.count; k++) { snprintf(left + strlen(left), 32, "%" PRIu64 " ", list.steps[k]); }
         CHECK(strcmp(left, cases[i].left) == 0, "keep %d, major %" PRIu64 ": expected %s, found %s", cases[i].keep, cases[i].major,
@@ -262,7 +265,7 @@ static bool checkpoint_work_save_again(const char* out) {
 
 static bool checkpoint_work_prune(const char* out) {
     Error error;
-    return checkpoint_prune(out, 1, 0, &error);
+    return checkpoint_prune(out, 1, 0, UINT64_MAX, &error);
 }
 
 // After every kill: the step before or the new one is found whole, and nothing under a checkpoint's name is half.

@@ -197,7 +197,8 @@ rows_tokenize() {
     refuse "tokenize: a tokenizer and a vocabulary size" 'exclude each other' \
         ./train_gpt tokenize text.txt --tokenizer data_tokenizer.bin --vocab-size 300 --output x
     refuse "tokenize: a foreign tokenizer" 'text.txt' ./train_gpt tokenize text.txt --tokenizer text.txt --output x
-    refuse "tokenize: a folder that is not there" 'nowhere/x' ./train_gpt tokenize text.txt --vocab-size 260 --output nowhere/x
+    refuse "tokenize: a folder that cannot be made" 'a file of that name' ./train_gpt tokenize text.txt --vocab-size 260 --output text.txt/x/y
+    accept "tokenize: a folder that is made" 'training' ./train_gpt tokenize text.txt --vocab-size 260 --output made/x/data
 }
 
 # ---- the command line
@@ -486,7 +487,7 @@ on_small_disk() {
 rows_disks() {
     local full='free some space'
     if on_small_disk 100 true 2> /dev/null; then
-        refuse "disk: too small from the start" 'are needed for 3 checkpoint.*are free' on_small_disk 1500 ./train_gpt "${plain[@]}" \
+        refuse "disk: too small from the start" 'are needed for 3 more checkpoint.*are free' on_small_disk 1500 ./train_gpt "${plain[@]}" \
             --steps 3 --output disk/x
         holds "disk: full while saving, the checkpoints before are whole" full_disk
     else

@@ -169,6 +169,47 @@ static void test_model_descriptions(void) {
     for (size_t i = 0; i < COUNT_OF(bad); i++) { CHECK_FAILS(model_spec_parse(bad[i].spec, 300, &m, &error), error, bad[i].part); }
 }
 
+// A micro-batch of many sequences: the position gradient is one rounding of an fp32 sum, also where bf16 could not count that far
+static void test_position_gradient_of_many_sequences(void) {
+    enum { B = 1024, T = 2, C = 24 };
+    size_t N = (size_t)B * T;
+    floatX *dout = (floatX*)device_alloc(N * C * sizeof(floatX)), *dwpe = (floatX*)device_alloc(T * C * sizeof(floatX)), host[T * C];
+    fill(dout, N * C, 1.0f);
+    LAUNCH_SCRATCH(T, WARP_TEAM, C * sizeof(float), position_backward_row, dwpe, dout, N, T, C);
+    device_download(host, dwpe, sizeof(host));
+    for (int i = 0; i < T * C; i++) { CHECK(load(host + i) == (float)B, "expected %d, found %f", B, (double)load(host + i)); }
+    device_free(dout, N * C * sizeof(floatX));
+    device_free(dwpe, T * C * sizeof(floatX));
+}
+
+// The tokenizer beside data or a model is found whatever else the path holds
+static void test_find_tokenizer(void) {
+    char path[PATH_MAX], folder[256];
+    Tokenizer made, found;
+    Error error;
+    memset(&made, 0, sizeof(made));
+    for (int i = 0; i < 256; i++) {
+        uint8_t byte = (uint8_t)i;
+        tokenizer_append(&made, &byte, 1);
+    }
+    made.eot = 256;
+    tokenizer_append(&made, (const uint8_t*)END_OF_TEXT, strlen(END_OF_TEXT));
+    snprintf(folder, sizeof(folder), "%s/my_train_x/run", test_folder());
+    CHECK_OK(folder_make(folder, &error), error);
+    snprintf(path, sizeof(path), "%s/../book_tokenizer.bin", folder);
+    CHECK_OK(tokenizer_write(&made, path, &error), error);
+    snprintf(path, sizeof(path), "%s/tokenizer.bin", folder);
+    CHECK_OK(tokenizer_write(&made, path, &error), error);
+    const char* near[] = {"../book_train_*.bin", "../book_train_000000.bin", "", "step_00000001", "step_00000001/model_00000001.bin"};
+    for (size_t i = 0; i < COUNT_OF(near); i++) {
+        snprintf(path, sizeof(path), "%s%s%s", folder, near[i][0] ? "/" : "", near[i]);
+        CHECK_OK(tokenizer_find(&found, "", path, &error), error);
+        CHECK(found.vocab_size == 257, "near %s: expected 257 tokens, found %zu", path, found.vocab_size);
+        tokenizer_free(&found);
+    }
+    tokenizer_free(&made);
+}
+
 static const TestRow trainer_tests[] = {
 #if !EMULATED
     {"trainer: equal runs, resume, decoding, learning by heart", test_trainer_selfcheck},
@@ -177,6 +218,8 @@ static const TestRow trainer_tests[] = {
     {"trainer: an outlier is skipped and changes nothing", test_trainer_skips_outliers},
     {"trainer: the first tensor that is not finite is named", test_trainer_names_bad_tensor},
     {"trainer: impossible runs are refused in one line", test_trainer_refuses},
+    {"trainer: position gradient of many sequences", test_position_gradient_of_many_sequences},
+    {"trainer: the tokenizer beside data or model is found", test_find_tokenizer},
     {"trainer: learning-rate schedules", test_schedules},
     {"trainer: sampling", test_sampling},
     {"trainer: model descriptions", test_model_descriptions},

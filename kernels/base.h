@@ -60,7 +60,7 @@ static inline double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// A short allocation that cannot sensibly be survived when it fails (lists, names); large memory comes from memory.cuh.
+// A short allocation that cannot sensibly be survived when it fails (lists, names); large memory comes from device.cuh.
 static inline void* need(void* memory) {
     if (!memory) {
         fprintf(stderr, "error: out of memory\n");

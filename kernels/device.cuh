@@ -90,15 +90,6 @@ void device_download(void* host, const void* device, size_t bytes) {
 #endif
 }
 
-void device_copy(void* to, const void* from, size_t bytes) {
-    if (bytes == 0) { return; }
-#if ON_GPU
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_stream));
-#else
-    memcpy(to, from, bytes);
-#endif
-}
-
 void device_sync(void) {
 #if ON_GPU
     CUDA_CHECK(cudaStreamSynchronize(device_stream));

@@ -56,13 +56,16 @@ DEVICE void embedding_backward_group(Team t, size_t task, floatX* dwte, const fl
     TEAM_FOR(i, width) { store(out + i, sum[i]); }
 }
 
-// dwpe[p] (+)= sum over the batch of dout; one team a position p < T
+// dwpe[p] += sum over the batch of dout; one team a position p < T. Scratch: C floats.
 DEVICE void position_backward_row(Team t, size_t p, floatX* dwpe, const floatX* dout, size_t N, int T, int C) {
     floatX* out = dwpe + p * (size_t)C;
+    float* sum = (float*)t.scratch;
+    TEAM_FOR(i, C) { sum[i] = load(out + i); }
     for (size_t n = p; n < N; n += (size_t)T) {
         const floatX* d = dout + n * (size_t)C;
-        TEAM_FOR(i, C) { store(out + i, load(out + i) + load(d + i)); }
+        TEAM_FOR(i, C) { sum[i] += load(d + i); }
     }
+    TEAM_FOR(i, C) { store(out + i, sum[i]); }
 }
 
 // dwte (V, C), dwpe (maxT, C) += ; tokens, positions, starts on the device, groups from token_order
@@ -71,5 +74,5 @@ void embedding_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const in
     int tiles = (int)ceil_div((size_t)C, EMBEDDING_TILE);
     LAUNCH_SCRATCH((size_t)groups * (size_t)tiles, WARP_TEAM, EMBEDDING_TILE * sizeof(float), embedding_backward_group, dwte, dout, tokens,
                    positions, starts, tiles, C);
-    LAUNCH(min_size((size_t)T, N), WARP_TEAM, position_backward_row, dwpe, dout, N, T, C);
+    LAUNCH_SCRATCH(min_size((size_t)T, N), WARP_TEAM, (size_t)C * sizeof(float), position_backward_row, dwpe, dout, N, T, C);
 }

@@ -157,6 +157,15 @@ static void gemm_own(const OwnGemm* g) {
 
 #define GEMM_PIECE 128 // fewer rows or columns a thread are left to the library's own cut
 
+static void gemm_onednn_call(char ta, char tb, size_t M, size_t N, size_t K, float alpha, const float* A, size_t lda, const float* B,
+                             size_t ldb, float beta, float* C, size_t ldc) {
+    int status = gemm_state.onednn(ta, tb, (int64_t)M, (int64_t)N, (int64_t)K, alpha, A, (int64_t)lda, B, (int64_t)ldb, beta, C, (int64_t)ldc);
+    if (status != 0) {
+        fprintf(stderr, "error: oneDNN's sgemm failed with status %d (M %zu, N %zu, K %zu); try --gemm own\n", status, M, N, K);
+        exit(1);
+    }
+}
+
 // Each thread takes an equal strip of the longer side and runs the library on it alone. For the few rows of a small batch the
 // library's own cut is slower: forward of 256 x 768 x 3072 140 against 189 GFLOP/s on 2 threads, never better at the shapes tried.
 static void gemm_onednn(bool ta, bool tb, size_t M, size_t N, size_t K, float alpha, const float* A, size_t lda, const float* B, size_t ldb,
@@ -167,7 +176,7 @@ static void gemm_onednn(bool ta, bool tb, size_t M, size_t N, size_t K, float al
     threads = (size_t)omp_get_max_threads();
 #endif
     if (threads == 1 || longer < GEMM_PIECE * threads) {
-        gemm_state.onednn(a, b, (int64_t)M, (int64_t)N, (int64_t)K, alpha, A, (int64_t)lda, B, (int64_t)ldb, beta, C, (int64_t)ldc);
+        gemm_onednn_call(a, b, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
         return;
     }
     size_t strip = round_up(ceil_div(longer, threads), 16);
@@ -175,8 +184,8 @@ static void gemm_onednn(bool ta, bool tb, size_t M, size_t N, size_t K, float al
     for (size_t first = 0; first < longer; first += strip) {
         size_t count = min_size(strip, longer - first);
         size_t m = N >= M ? M : count, n = N >= M ? count : N, row = N >= M ? 0 : first, col = N >= M ? first : 0;
-        gemm_state.onednn(a, b, (int64_t)m, (int64_t)n, (int64_t)K, alpha, ta ? A + row : A + row * lda, (int64_t)lda,
-                          tb ? B + col * ldb : B + col, (int64_t)ldb, beta, C + row * ldc + col, (int64_t)ldc);
+        gemm_onednn_call(a, b, m, n, K, alpha, ta ? A + row : A + row * lda, lda, tb ? B + col * ldb : B + col, ldb, beta, C + row * ldc + col,
+                         ldc);
     }
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Step time and peak memory on the CPU beside PyTorch and llm.c, in turn, so that a drifting machine meets all of them: prints
-# medians and ratios. Rounds of 12 steps each.
+# medians and ratios. Rounds of 10 steps each.
 #     bash scripts/bench_cpu.sh [rounds]
 # PYTHON: an interpreter with torch (unset: without PyTorch). LLMC: a folder with llm.c built (`make train_gpt2`), its
 # gpt2_124M.bin and dev/data/tinyshakespeare shards (unset: without llm.c; it runs its one shape, B=4 T=64).
@@ -16,12 +16,12 @@ trap 'rm -rf "$scratch"' EXIT
 median() { sort -g | awk '{ v[NR] = $1 } END { print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
 ours() { # model batch length -> "ms MiB floor"
-  build/bench "$1" "$2" "$3" 12 | awk '/^step:/ { ms = $3; for (i = 1; i <= NF; i++) if ($i == "memory") mib = $(i + 1) }
+  build/bench "$1" "$2" "$3" 10 | awk '/^step:/ { ms = $3; for (i = 1; i <= NF; i++) if ($i == "memory") mib = $(i + 1) }
     /floor \(/ { for (i = 1; i <= NF; i++) if ($i == "traffic)") floor = $(i + 1) } END { print ms, mib, floor }'
 }
 peer() { # layers heads channels batch length -> "ms MiB"
   env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE "$PYTHON" dev/torch_gpt.py --layers "$1" --heads "$2" --channels "$3" --batch "$4" \
-    --seq-len "$5" --steps 12 --threads "$threads" | sed -E 's/.*"ms_median": ([0-9.]+).*"peak_rss_mib": ([0-9]+).*/\1 \2/'
+    --seq-len "$5" --steps 10 --threads "$threads" | sed -E 's/.*"ms_median": ([0-9.]+).*"peak_rss_mib": ([0-9]+).*/\1 \2/'
 }
 llmc() { # -> ms
   (cd "$LLMC" && { stdbuf -oL ./train_gpt2 2> /dev/null || true; } |

@@ -305,13 +305,16 @@ static bool checkpoint_remove_stale(const char* out, Error* error) {
 }
 
 // Keeps the newest `keep` checkpoints (0: all) and every one whose step is a multiple of major_every (0: none); removes the other
-// valid ones, oldest first. Damaged ones are left for a person to judge.
-bool checkpoint_prune(const char* out, int keep, uint64_t major_every, Error* error) {
+// valid ones, oldest first. Damaged ones are left for a person to judge. Folders of later steps than `upto`, the one just saved, are
+// neither counted nor removed: a run that resumes passes over a later one only if its contents are damaged, and their size may agree.
+bool checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t upto, Error* error) {
     CheckpointList list;
     if (keep <= 0) { return true; }
     if (!checkpoint_list(out, &list, error)) { return false; }
     bool good = true;
-    for (size_t i = list.count; good && i-- > (size_t)keep;) {
+    size_t later = 0;
+    while (later < list.count && list.steps[later] > upto) { later++; }
+    for (size_t i = list.count; good && i-- > (size_t)keep + later;) {
         bool major = major_every > 0 && list.steps[i] % major_every == 0;
         if (!major) { good = checkpoint_trash(out, list.steps[i], error); }
     }

@@ -1,15 +1,20 @@
-// commands.cuh - the commands beside training: tokenize, generate, eval; and finding the tokenizer that belongs to data or a model.
+// commands.cuh - the commands beside training: tokenize, generate, eval.
 // Included by train_gpt.cu after the trainer.
 #pragma once
 
 bool command_tokenize(const Options* o, Error* error) {
-    const char** inputs = (const char**)need(calloc(o->input.count + 1, sizeof(char*)));
-    size_t count = 0;
-    for (const char* p = option_list_first(&o->input); p; p = option_list_next(&o->input, p)) { inputs[count++] = p; }
+    char folder[OPTION_TEXT_SIZE];
+    snprintf(folder, sizeof(folder), "%s", o->output);
+    char* slash = strrchr(folder, '/');
+    if (slash && slash != folder) {
+        *slash = 0;
+        if (!folder_make(folder, error)) { return false; }
+    }
+    const char** inputs = option_list_array(&o->input);
     TokenizeConfig config;
     memset(&config, 0, sizeof(config));
     config.inputs = inputs;
-    config.input_count = count;
+    config.input_count = o->input.count;
     config.prefix = o->output;
     config.tokenizer = o->tokenizer;
     config.vocab_size = (size_t)o->vocab_size;

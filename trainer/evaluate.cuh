@@ -11,7 +11,7 @@ typedef struct {
 bool eval_loss(Gpt* g, const Loader* data, EvalSpace space, int64_t batches, double* loss, Error* error) {
     size_t T = (size_t)data->T, batch = g->rows / T;
     uint64_t sequences = data->sequences;
-    if (batches >= 0 && (uint64_t)batches < sequences / batch) { sequences = (uint64_t)batches * batch; }
+    if (batches >= 0 && (uint64_t)batches < ceil_div(sequences, batch)) { sequences = (uint64_t)batches * batch; }
     double sum = 0.0;
     for (uint64_t first = 0; first < sequences; first += batch) {
         size_t count = min_size(batch, (size_t)(sequences - first)), N = count * T;

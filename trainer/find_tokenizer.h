@@ -17,10 +17,12 @@ bool tokenizer_find(Tokenizer* tokenizer, const char* named, const char* near, E
     memset(tokenizer, 0, sizeof(*tokenizer));
     if (named[0]) { return tokenizer_open(tokenizer, named, error); }
     if ((size_t)snprintf(folder, sizeof(folder), "%s", near) >= sizeof(folder)) { return true; }
-    char* split = strstr(folder, "_train");
+    const char *name = strrchr(near, '/') ? strrchr(near, '/') + 1 : near, *split = NULL;
+    for (const char* at = strstr(name, "_train"); at; at = strstr(at + 1, "_train")) { split = at; } // the last one in the file's name
     if (split) {
-        *split = 0;
+        folder[split - near] = 0;
         if (!tokenizer_try(tokenizer, folder, "_tokenizer.bin", error)) { return false; }
+        snprintf(folder, sizeof(folder), "%s", near);
     }
     for (int up = 0; up < 3; up++) {
         if (!tokenizer_try(tokenizer, folder, "/tokenizer.bin", error)) { return false; }

@@ -92,8 +92,8 @@ static const char* model_file_hint(const uint8_t* start, size_t bytes) {
     } known[] = {
         {20240326, "this is a model file"},
         {20240327, "this is a debug state, not a model"},
-        {20240520, "this is a token shard; give it to --train or --val"},
-        {20240801, "this is a token shard of a 32-bit vocabulary; give it to --train or --val"},
+        {20240520, "this is a token shard; give it to --train-data or --val-data"},
+        {20240801, "this is a token shard of a 32-bit vocabulary; give it to --train-data or --val-data"},
         {20240328, "this is a tokenizer"},
         {20240522, "this is a HellaSwag set"},
         {20240527, "this is an optimizer state of llm.c; give the model file beside it"},

@@ -190,11 +190,12 @@ static bool option_set(Options* options, const OptionRow* row, const char* text)
 
 // ---- from values to text
 
-// The shortest decimal number that reads back as the same double.
+// The shortest decimal number that reads back as the same double; an exponent only where plain digits would be long.
 static void real_text(double value, char* text, size_t size) {
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(text, size, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) { return; }
+        bool plain = !strchr(text, 'e') || fabs(value) >= 1e6 || fabs(value) < 1e-4;
+        if (plain && strtod(text, NULL) == value) { return; }
     }
 }
 

@@ -140,7 +140,7 @@ bool state_save(const Trainer* t, const char* out, Error* error) {
     }
     if (!checkpoint_commit(&writer, error)) { return false; }
     Error reason; // what is saved is saved, even if an old one cannot be removed
-    if (!checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, &reason)) { fprintf(stderr, "notice: %s\n", reason.text); }
+    if (!checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, (uint64_t)t->step, &reason)) { fprintf(stderr, "notice: %s\n", reason.text); }
     return true;
 }
 
@@ -183,6 +183,28 @@ static bool state_read_array(const Trainer* t, const SafeReader* r, const StateA
         free(whole);
         if (!good) { return false; }
         to += elements;
+    }
+    return true;
+}
+
+// A run that keeps no masters goes on from those of a bf16 run: they are what its weights were rounded from.
+static bool state_read_masters_as_weights(const Trainer* t, const SafeReader* r, Error* error) {
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
+        const TensorSpec* s = &t->gpt.table.tensors[i];
+        size_t elements = packed_elements(s);
+        char name[128];
+        snprintf(name, sizeof(name), "master.%s", s->name);
+        float* values = (float*)need(malloc(elements * sizeof(float)));
+        floatX* weights = (floatX*)need(malloc(elements * sizeof(floatX)));
+        bool good = safe_read(r, name, SAFE_F32, elements, values, error);
+        for (size_t k = 0; good && k < elements; k++) { store(weights + k, values[k]); }
+        if (good) {
+            device_upload(t->gpt.params + s->offset, weights, elements * sizeof(floatX));
+            device_sync();
+        }
+        free(values);
+        free(weights);
+        if (!good) { return false; }
     }
     return true;
 }
@@ -231,6 +253,7 @@ bool state_load(Trainer* t, const char* folder, uint64_t step, Error* notice, Er
             good = state_read_array(t, &r, &arrays[a], error);
         }
     }
+    if (good && !t->master && safe_find(&r, "master.wte")) { good = state_read_masters_as_weights(t, &r, error); }
     safe_close(&r);
     return good;
 }
@@ -251,7 +274,7 @@ bool state_find_model(const char* path, char* file, Error* notice, Error* error)
     snprintf(folder, sizeof(folder), "%s", path);
     for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) { folder[n - 1] = 0; }
     const char* name = strrchr(folder, '/') ? strrchr(folder, '/') + 1 : folder;
-    if (sscanf(name, "step_%" SCNu64, &step) == 1) {
+    if (checkpoint_parse_step(name, &step)) {
         if (!checkpoint_verify(folder, error)) { return false; }
     } else {
         if (!checkpoint_find_latest(path, folder, &step, notice, error)) { return false; }
