@@ -425,8 +425,8 @@ static bool trainer_plan_memory(Trainer* t, Error* error) {
     memory_add(m, "batch, losses, scalars", (t->micro_steps + 1) * sizeof(float), (void**)&t->results);
 #if !ON_GPU
     if (batch_bytes + m->bytes > device_memory_free()) { // the host's copy of the batch is not in the table
-        return fail(error, "out of memory: %zu MiB are needed, %zu MiB are free; try a smaller --total-batch or --batch", (batch_bytes + m->bytes) >> 20,
-                    device_memory_free() >> 20);
+        return fail(error, "out of memory: %zu MiB are needed, %zu MiB are free; try a smaller --total-batch or --batch",
+                    (batch_bytes + m->bytes) >> 20, device_memory_free() >> 20);
     }
 #endif
     (void)error;
@@ -823,7 +823,8 @@ static bool train_same_tokenizer(const Trainer* t, Error* error) {
     bool same = before.vocab_size == t->tokenizer.vocab_size && before.bytes.count == t->tokenizer.bytes.count &&
                 memcmp(before.bytes.data, t->tokenizer.bytes.data, before.bytes.count) == 0;
     tokenizer_free(&before);
-    return same || fail(error, "%s is another tokenizer than that of the data; resume with the data of the first run, or give another --output", path);
+    return same || fail(error, "%s is another tokenizer than that of the data; resume with the data of the first run, or give another --output",
+                        path);
 }
 
 // Sees that the disk is large enough, keeps the tokenizer in the output folder, and opens the logs.

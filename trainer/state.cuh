@@ -140,7 +140,9 @@ bool state_save(const Trainer* t, const char* out, Error* error) {
     }
     if (!checkpoint_commit(&writer, error)) { return false; }
     Error reason; // what is saved is saved, even if an old one cannot be removed
-    if (!checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, (uint64_t)t->step, &reason)) { fprintf(stderr, "notice: %s\n", reason.text); }
+    if (!checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, (uint64_t)t->step, &reason)) {
+        fprintf(stderr, "notice: %s\n", reason.text);
+    }
     return true;
 }
 
