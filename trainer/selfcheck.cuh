@@ -154,13 +154,15 @@ static bool selfcheck_overfit(Options* o, Error* error) {
 bool command_selfcheck(const Options* user, Error* error) {
     static Options o;
     Error ignored;
-    char folder[] = "/tmp/train_gpt_selfcheck_XXXXXX", command[128];
+    char folder[] = "/tmp/train_gpt_selfcheck_XXXXXX", path[128];
     if (!mkdtemp(folder)) { return fail(error, "cannot make a folder in /tmp: %s", strerror(errno)); }
     machine_print(stdout);
     bool good = selfcheck_data(folder, (uint64_t)user->seed, error) && selfcheck_options(&o, folder, user, error) && selfcheck_resume(&o, error) &&
                 selfcheck_decode(&o, error) && selfcheck_overfit(&o, error);
-    snprintf(command, sizeof(command), "%s/out", folder);
-    checkpoint_remove(command, &ignored);
+    snprintf(path, sizeof(path), "%s/out/step_%08d", folder, SELFCHECK_STEPS);
+    checkpoint_remove(path, &ignored); // removes a folder of files: from the inside out
+    snprintf(path, sizeof(path), "%s/out", folder);
+    checkpoint_remove(path, &ignored);
     checkpoint_remove(folder, &ignored);
     if (good) { printf("selfcheck passed\n"); }
     return good;
