@@ -4,6 +4,7 @@
 // Both files are flushed at every event. When a run resumes from the checkpoint at step k, what an earlier run wrote of update k and
 // later is cut off, and what it measured at k is not logged a second time.
 #pragma once
+#include "../dataloader/utf8.h"
 #include "option_report.h"
 #include "provenance.h"
 
@@ -96,24 +97,13 @@ void step_line(const StepRecord* r, char* text, size_t size) {
 
 // ---- JSON
 
-// Length of the well-formed UTF-8 character at p (RFC 3629), 0 when there is none.
-static size_t utf8_length(const unsigned char* p, size_t bytes) {
-    size_t n = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : p[0] < 0xF5 ? 4 : 0;
-    if (n == 0 || n > bytes) { return 0; }
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xC0) != 0x80) { return 0; }
-    }
-    bool overlong = (p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xF0 && p[1] < 0x90);
-    bool outside = (p[0] == 0xED && p[1] > 0x9F) || (p[0] == 0xF4 && p[1] > 0x8F); // surrogates, above U+10FFFF
-    return overlong || outside ? 0 : n;
-}
-
 // In quotes; bytes that are not UTF-8 become U+FFFD.
 void json_put_string(FILE* out, const char* text, size_t bytes) {
     const unsigned char* p = (const unsigned char*)text;
     fputc('"', out);
     for (size_t i = 0; i < bytes;) {
-        size_t n = utf8_length(p + i, bytes - i);
+        uint32_t code;
+        size_t n = utf8_decode(p + i, p + bytes, &code);
         if (n == 0) {
             fputs("\\ufffd", out);
             n = 1;

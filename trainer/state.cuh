@@ -169,22 +169,26 @@ bool state_load_model(Gpt* g, const char* path, Error* notice, Error* error) {
     return good;
 }
 
+// The tensor "prefix.NAME", whole and unpadded, to be freed by the caller; NULL on failure.
+static float* state_read_tensor(const SafeReader* r, const char* prefix, const TensorSpec* s, Error* error) {
+    char name[128];
+    snprintf(name, sizeof(name), "%s.%s", prefix, s->name);
+    float* values = (float*)need(malloc(packed_elements(s) * sizeof(float)));
+    if (safe_read(r, name, SAFE_F32, packed_elements(s), values, error)) { return values; }
+    free(values);
+    return NULL;
+}
+
 static bool state_read_array(const Trainer* t, const SafeReader* r, const StateArray* array, Error* error) {
     float* to = array->packed;
     for (int i = 0; i < t->gpt.table.tensor_count; i++) {
         const TensorSpec* s = &t->gpt.table.tensors[i];
-        size_t elements = packed_elements(s);
-        char name[128];
-        snprintf(name, sizeof(name), "%s.%s", array->prefix, s->name);
-        float* whole = (float*)need(malloc(elements * sizeof(float)));
-        bool good = safe_read(r, name, SAFE_F32, elements, whole, error);
-        if (good) {
-            device_upload(to, whole, elements * sizeof(float));
-            device_sync();
-        }
-        free(whole);
-        if (!good) { return false; }
-        to += elements;
+        float* values = state_read_tensor(r, array->prefix, s, error);
+        if (!values) { return false; }
+        device_upload(to, values, packed_elements(s) * sizeof(float));
+        device_sync();
+        free(values);
+        to += packed_elements(s);
     }
     return true;
 }
@@ -194,19 +198,14 @@ static bool state_read_masters_as_weights(const Trainer* t, const SafeReader* r,
     for (int i = 0; i < t->gpt.table.tensor_count; i++) {
         const TensorSpec* s = &t->gpt.table.tensors[i];
         size_t elements = packed_elements(s);
-        char name[128];
-        snprintf(name, sizeof(name), "master.%s", s->name);
-        float* values = (float*)need(malloc(elements * sizeof(float)));
+        float* values = state_read_tensor(r, "master", s, error);
+        if (!values) { return false; }
         floatX* weights = (floatX*)need(malloc(elements * sizeof(floatX)));
-        bool good = safe_read(r, name, SAFE_F32, elements, values, error);
-        for (size_t k = 0; good && k < elements; k++) { store(weights + k, values[k]); }
-        if (good) {
-            device_upload(t->gpt.params + s->offset, weights, elements * sizeof(floatX));
-            device_sync();
-        }
+        for (size_t k = 0; k < elements; k++) { store(weights + k, values[k]); }
+        device_upload(t->gpt.params + s->offset, weights, elements * sizeof(floatX));
+        device_sync();
         free(values);
         free(weights);
-        if (!good) { return false; }
     }
     return true;
 }
