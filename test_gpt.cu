@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
     const char* arguments[] = {"test_gpt", "train"};
     Error error;
     machine_limit_spinning(argv);
-    if (!options_parse(&options, 2, (char**)(uintptr_t)arguments, &error) || !machine_open(&options, &error)) {
+    if (!options_parse(&options, 2, (char**)(uintptr_t)arguments, &error) || !machine_open(&options, comm_alone(), &error)) {
         fprintf(stderr, "error: %s\n", error.text);
         return 1;
     }

@@ -12,6 +12,7 @@
 #include "kernels/matmul.cuh"
 #include "kernels/params.h"
 #include "kernels/peak.cuh"
+#include "comm/zero.cuh"
 #include "optim/adamw.cuh"
 #include "optim/schedule.h"
 #include "dataloader/hellaswag.h"
@@ -24,6 +25,8 @@
 #include "trainer/options.h"
 #include "trainer/outlier.h"
 #include "trainer/progress.h"
+#include "trainer/ranks.h"
+#include "trainer/replicas.cuh"
 #include "trainer/run_lock.h"
 #include "trainer/run_stop.h"
 #include "trainer/safetensors_writer.h"
@@ -37,23 +40,23 @@ enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FC
 static void gpt_params_table(ParamTable* table, const ModelHeader* m) {
     size_t L = (size_t)m->layers, C = (size_t)m->channels, V = (size_t)m->vocab_size, Vp = (size_t)m->padded_vocab, T = (size_t)m->max_seq_len;
     const TensorSpec rows[GPT_TENSORS] = {
-        // name, layers, rows, cols, real rows, role, init, decay
-        {"wte", 1, Vp, C, V, ROLE_EMBEDDING, INIT_NORMAL, true, 0},
-        {"wpe", 1, T, C, T, ROLE_EMBEDDING, INIT_NORMAL, false, 0},
-        {"ln1w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, 0},
-        {"ln1b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
-        {"qkvw", L, 3 * C, C, 3 * C, ROLE_MATRIX, INIT_NORMAL, true, 0},
-        {"qkvb", L, 1, 3 * C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
-        {"attprojw", L, C, C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, 0},
-        {"attprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
-        {"ln2w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, 0},
-        {"ln2b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
-        {"fcw", L, 4 * C, C, 4 * C, ROLE_MATRIX, INIT_NORMAL, true, 0},
-        {"fcb", L, 1, 4 * C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
-        {"fcprojw", L, C, 4 * C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, 0},
-        {"fcprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
-        {"lnfw", 1, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, 0},
-        {"lnfb", 1, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, 0},
+        // name, layers, rows, cols, real rows, role, init, decay, in layers
+        {"wte", 1, Vp, C, V, ROLE_EMBEDDING, INIT_NORMAL, true, false, 0},
+        {"wpe", 1, T, C, T, ROLE_EMBEDDING, INIT_NORMAL, false, false, 0},
+        {"ln1w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, true, 0},
+        {"ln1b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
+        {"qkvw", L, 3 * C, C, 3 * C, ROLE_MATRIX, INIT_NORMAL, true, true, 0},
+        {"qkvb", L, 1, 3 * C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
+        {"attprojw", L, C, C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, true, 0},
+        {"attprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
+        {"ln2w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, true, 0},
+        {"ln2b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
+        {"fcw", L, 4 * C, C, 4 * C, ROLE_MATRIX, INIT_NORMAL, true, true, 0},
+        {"fcb", L, 1, 4 * C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
+        {"fcprojw", L, C, 4 * C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, true, 0},
+        {"fcprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
+        {"lnfw", 1, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, false, 0},
+        {"lnfb", 1, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, false, 0},
     };
     memcpy(table->tensors, rows, sizeof(rows));
     table->tensor_count = GPT_TENSORS;
@@ -75,13 +78,11 @@ static floatX* tensor_at(floatX* block, const ParamTable* table, int tensor, int
     return block + s->offset + (size_t)layer * s->rows * s->cols;
 }
 
-static BlockTensors block_tensors(floatX* block, const ParamTable* table, int layer) {
-    BlockTensors t = {
-        tensor_at(block, table, LN1W, layer),     tensor_at(block, table, LN1B, layer),     tensor_at(block, table, QKVW, layer),
-        tensor_at(block, table, QKVB, layer),     tensor_at(block, table, ATTPROJW, layer), tensor_at(block, table, ATTPROJB, layer),
-        tensor_at(block, table, LN2W, layer),     tensor_at(block, table, LN2B, layer),     tensor_at(block, table, FCW, layer),
-        tensor_at(block, table, FCB, layer),      tensor_at(block, table, FCPROJW, layer),  tensor_at(block, table, FCPROJB, layer),
-    };
+static BlockTensors block_tensors(floatX* block, const BlockLayout* layout, const ParamTable* table, int layer) {
+    static const int tensors[] = {LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB};
+    floatX* at[COUNT_OF(tensors)];
+    for (size_t i = 0; i < COUNT_OF(tensors); i++) { at[i] = block + block_at(layout, table, tensors[i], layer); }
+    BlockTensors t = {at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], at[8], at[9], at[10], at[11]};
     return t;
 }
 
@@ -101,7 +102,9 @@ typedef struct {
     int recompute;
     bool training;       // has gradients
     MemoryTable memory;
-    floatX *params, *grads;             // table.elements
+    Zero* zero;                         // in training: who holds what; NULL: this rank holds all
+    BlockLayout params_layout, grads_layout;
+    floatX *params, *grads;             // of all layers, or of two at a time (zero.cuh)
     floatX* residual;                   // (L + 1, rows, C): input of each block, output of the last
     floatX *ln1, *qkv, *att, *mid, *ln2, *pre, *gelu; // (L or 1, rows, C | 3C | C | C | C | 4C | 4C)
     float *lse;                         // (L or 1, NH, rows)
@@ -162,28 +165,45 @@ static void gpt_memory_forward(Gpt* g) {
     memory_add(m, "losses", N * F, (void**)&g->losses);
 }
 
-// Floats that the largest reduction needs: weight gradients of layernorm, bias gradients, the gradient norm.
+// A tensor's instance among weights and gradients.
+static floatX* gpt_weight(const Gpt* g, int tensor, int layer) { return g->params + block_at(&g->params_layout, &g->table, tensor, layer); }
+static floatX* gpt_gradient(const Gpt* g, int tensor, int layer) { return g->grads + block_at(&g->grads_layout, &g->table, tensor, layer); }
+static BlockTensors gpt_block_weights(const Gpt* g, int layer) { return block_tensors(g->params, &g->params_layout, &g->table, layer); }
+static BlockTensors gpt_block_gradients(const Gpt* g, int layer) { return block_tensors(g->grads, &g->grads_layout, &g->table, layer); }
+
+// Floats that the largest reduction needs: weight gradients of layernorm, bias gradients, the sum of squares of a unit or a layer's output.
 static size_t gpt_partials(const Gpt* g) {
-    size_t norm = 0;
-    for (size_t u = 0; u < g->table.unit_count; u++) { norm += square_sum_partials(g->table.units[u].count); }
+    size_t norm = square_sum_partials(g->rows * (size_t)g->config.channels);
+    for (size_t u = 0; u < g->table.unit_count; u++) { norm = max_size(norm, square_sum_partials(g->table.units[u].count)); }
     size_t C = (size_t)g->config.channels;
     return max_size(norm, max_size(layernorm_backward_partials(g->rows, (int)C), bias_backward_partials(g->rows, (int)(4 * C))));
 }
 
-// Lays out a model for micro-batches of up to B sequences of T tokens and asks for its memory in g->memory; the caller may add rows
-// of its own before gpt_allocate. head_rows: rows of logits held at a time, 0 = as many as HEAD_BYTES hold.
-void gpt_plan(Gpt* g, const ModelHeader* config, int B, int T, int recompute, bool training, size_t head_rows) {
+// The shape of a model; its memory is asked for by gpt_plan_memory, which may be told who holds what.
+static void gpt_plan_shape(Gpt* g, const ModelHeader* config) {
     memset(g, 0, sizeof(*g));
     g->config = *config;
+    gpt_params_table(&g->table, config);
+    g->params_layout = g->grads_layout = block_layout(&g->table, (size_t)config->layers);
+}
+
+static void gpt_plan_memory(Gpt* g, Zero* zero, int B, int T, int recompute, bool training, size_t head_rows) {
+    const ModelHeader* config = &g->config;
+    g->zero = zero;
+    if (zero) {
+        g->params_layout = zero->weights_layout;
+        g->grads_layout = zero->grads_layout;
+    }
     g->rows = (size_t)B * (size_t)T;
     g->recompute = recompute;
     g->training = training;
     size_t row_bytes = (size_t)config->padded_vocab * sizeof(floatX), C = (size_t)config->channels;
     g->head_rows = min_size(g->rows, head_rows ? head_rows : max_size(1, HEAD_BYTES / row_bytes));
     g->head_rows = ceil_div(g->rows, ceil_div(g->rows, g->head_rows)); // equal pieces
-    gpt_params_table(&g->table, config);
-    memory_add(&g->memory, "parameters", g->table.elements * sizeof(floatX), (void**)&g->params);
-    if (training) { memory_add(&g->memory, "gradients", g->table.elements * sizeof(floatX), (void**)&g->grads); }
+    memory_add(&g->memory, "parameters", g->params_layout.elements * sizeof(floatX), (void**)&g->params);
+    if (zero && zero->stage == 3) { memory_add(&g->memory, "parameters owned", zero->held * sizeof(floatX), (void**)&zero->own_weights); }
+    if (training) { memory_add(&g->memory, "gradients", g->grads_layout.elements * sizeof(floatX), (void**)&g->grads); }
+    if (zero && zero->stage >= 2) { memory_add(&g->memory, "gradients owned", zero->held * sizeof(floatX), (void**)&zero->own_grads); }
     gpt_memory_forward(g);
     if (training) {
         memory_add(&g->memory, "gradient of the residual", g->rows * C * sizeof(floatX), (void**)&g->dresidual);
@@ -193,6 +213,13 @@ void gpt_plan(Gpt* g, const ModelHeader* config, int B, int T, int recompute, bo
     }
 }
 
+// Lays out a model for micro-batches of up to B sequences of T tokens and asks for its memory in g->memory; the caller may add rows
+// of its own before gpt_allocate. head_rows: rows of logits held at a time, 0 = as many as HEAD_BYTES hold.
+void gpt_plan(Gpt* g, const ModelHeader* config, int B, int T, int recompute, bool training, size_t head_rows) {
+    gpt_plan_shape(g, config);
+    gpt_plan_memory(g, NULL, B, T, recompute, training, head_rows);
+}
+
 bool gpt_allocate(Gpt* g, Error* error) { return memory_allocate(&g->memory, error); }
 
 void gpt_free(Gpt* g) {
@@ -200,17 +227,24 @@ void gpt_free(Gpt* g) {
     params_free(&g->table);
 }
 
+// Where this rank keeps a unit's weights; NULL if it does not.
+static floatX* gpt_unit_weights(const Gpt* g, size_t u) {
+    if (!g->zero || g->zero->stage < 3) { return g->params + g->table.units[u].offset; }
+    return zero_holds(g->zero, u) ? zero_unit_weights(g->zero, u) : NULL;
+}
+
 // Starting weights as GPT-2's: normal with deviation 0.02, projections into the residual stream by 1/sqrt(2L) smaller, biases 0,
 // layernorm gains 1. Padding rows stay zero.
 void gpt_init(Gpt* g, uint64_t seed) {
     float residual = 0.02f / sqrtf(2.0f * (float)g->config.layers);
-    for (int i = 0; i < GPT_TENSORS; i++) {
-        const TensorSpec* s = &g->table.tensors[i];
-        size_t count = s->role == ROLE_EMBEDDING ? s->real_rows * s->cols : s->layers * s->rows * s->cols;
-        floatX* at = g->params + s->offset;
-        if (s->init == INIT_ONE) { fill(at, count, 1.0f); }
-        if (s->init == INIT_NORMAL) { init_normal(at, count, 0.02f, seed, (uint32_t)i); }
-        if (s->init == INIT_NORMAL_RESIDUAL) { init_normal(at, count, residual, seed, (uint32_t)i); }
+    for (size_t i = 0; i < g->table.unit_count; i++) {
+        const Unit* u = &g->table.units[i];
+        const TensorSpec* s = &g->table.tensors[u->tensor];
+        floatX* at = gpt_unit_weights(g, i);
+        if (!at) { continue; }
+        if (s->init == INIT_ONE) { fill(at, u->count, 1.0f); }
+        if (s->init == INIT_NORMAL) { init_normal(at, u->offset - s->offset, u->count, 0.02f, seed, (uint32_t)u->tensor); }
+        if (s->init == INIT_NORMAL_RESIDUAL) { init_normal(at, u->offset - s->offset, u->count, residual, seed, (uint32_t)u->tensor); }
     }
 }
 
@@ -222,7 +256,7 @@ static void block_forward(Gpt* g, int layer, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
     int C = g->config.channels;
     BlockActs a = block_acts(g, layer);
-    BlockTensors w = block_tensors(g->params, &g->table, layer);
+    BlockTensors w = gpt_block_weights(g, layer);
     matmul_forward(a.qkv, a.ln1, w.qkvw, w.qkvb, N, C, 3 * C);
     if (g->k_cache) {
         size_t first = (size_t)layer * (size_t)g->config.max_seq_len * (size_t)C;
@@ -238,10 +272,12 @@ static void block_forward(Gpt* g, int layer, int B, int T) {
 void gpt_forward(Gpt* g, const int* tokens, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
     int C = g->config.channels, L = g->config.layers;
-    floatX *wte = g->params + g->table.tensors[WTE].offset, *wpe = g->params + g->table.tensors[WPE].offset;
-    embedding_forward(g->residual, tokens, wte, wpe, N, T, C);
+    zero_weights_wait(g->zero, ZERO_OUTER);
+    zero_weights_wait(g->zero, 1);
+    zero_weights_prefetch(g->zero, 2);
+    embedding_forward(g->residual, tokens, gpt_weight(g, WTE, 0), gpt_weight(g, WPE, 0), N, T, C);
     BlockActs a = block_acts(g, 0);
-    BlockTensors w = block_tensors(g->params, &g->table, 0);
+    BlockTensors w = gpt_block_weights(g, 0);
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.input, w.ln1w, w.ln1b, N, C);
     for (int l = 0; l < L; l++) {
         block_forward(g, l, B, T);
@@ -249,11 +285,13 @@ void gpt_forward(Gpt* g, const int* tokens, int B, int T) {
         floatX *mid = a.mid, *bias = w.fcprojb, *next = g->residual + (size_t)(l + 1) * g->rows * (size_t)C;
         if (l + 1 < L) { // the sum that ends a block and the norm that begins the next are one visit
             a = block_acts(g, l + 1);
-            w = block_tensors(g->params, &g->table, l + 1);
+            w = gpt_block_weights(g, l + 1);
+            zero_weights_wait(g->zero, 1 + l + 1);
             residual_layernorm_forward(next, a.ln1, a.ln1_mean, a.ln1_rstd, mid, g->branch, bias, w.ln1w, w.ln1b, N, C);
+            zero_weights_prefetch(g->zero, 1 + l + 2); // in the place of layer l, which is done
         } else {
-            residual_layernorm_forward(next, g->lnf, g->lnf_mean, g->lnf_rstd, mid, g->branch, bias, tensor_at(g->params, &g->table, LNFW, 0),
-                                       tensor_at(g->params, &g->table, LNFB, 0), N, C);
+            residual_layernorm_forward(next, g->lnf, g->lnf_mean, g->lnf_rstd, mid, g->branch, bias, gpt_weight(g, LNFW, 0),
+                                       gpt_weight(g, LNFB, 0), N, C);
         }
     }
 }
@@ -261,14 +299,15 @@ void gpt_forward(Gpt* g, const int* tokens, int B, int T) {
 // logits (rows, Vp) = lnf[first ..] wte^T
 void gpt_logits(Gpt* g, floatX* logits, size_t first, size_t rows) {
     int C = g->config.channels;
-    matmul_forward(logits, g->lnf + first * (size_t)C, g->params + g->table.tensors[WTE].offset, NULL, rows, C, g->config.padded_vocab);
+    matmul_forward(logits, g->lnf + first * (size_t)C, gpt_weight(g, WTE, 0), NULL, rows, C, g->config.padded_vocab);
 }
 
 // The head, some rows of logits at a time: losses of all N rows, and with backward their gradients into branch (dlnf) and wte.
 // loss_sum: one float on the device. scale: 1 / tokens of the step. accumulate: wte's gradient holds earlier micro-batches.
 void gpt_head(Gpt* g, float* loss_sum, const int* targets, size_t N, float scale, bool backward, bool accumulate) {
     int C = g->config.channels, V = g->config.vocab_size, Vp = g->config.padded_vocab;
-    floatX *wte = g->params + g->table.tensors[WTE].offset, *dwte = backward ? g->grads + g->table.tensors[WTE].offset : NULL;
+    floatX *wte = gpt_weight(g, WTE, 0), *dwte = backward ? gpt_gradient(g, WTE, 0) : NULL;
+    if (backward && N == 0 && !accumulate) { device_zero(dwte, (size_t)Vp * (size_t)C * sizeof(floatX)); }
     for (size_t first = 0; first < N; first += g->head_rows) {
         size_t rows = min_size(g->head_rows, N - first);
         gpt_logits(g, g->logits, first, rows);
@@ -289,7 +328,7 @@ static void block_recompute(Gpt* g, int layer, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
     int C = g->config.channels;
     BlockActs a = block_acts(g, layer);
-    BlockTensors w = block_tensors(g->params, &g->table, layer);
+    BlockTensors w = gpt_block_weights(g, layer);
     if (g->recompute >= RECOMPUTE_LAYERNORM) { layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.input, w.ln1w, w.ln1b, N, C); }
     if (g->recompute >= RECOMPUTE_BLOCK) {
         block_forward(g, layer, B, T);
@@ -313,7 +352,7 @@ static void block_backward(Gpt* g, int layer, int B, int T, bool accumulate) {
     int C = g->config.channels;
     block_recompute(g, layer, B, T);
     BlockActs a = block_acts(g, layer);
-    BlockTensors w = block_tensors(g->params, &g->table, layer), d = block_tensors(g->grads, &g->table, layer);
+    BlockTensors w = gpt_block_weights(g, layer), d = gpt_block_gradients(g, layer);
     floatX *dres = g->dresidual, *dnarrow = g->branch, *dwide = g->dwide;
     linear_backward(g, NULL, d.fcprojw, d.fcprojb, dres, a.gelu, w.fcprojw, N, 4 * C, C, accumulate);
     matmul_gelu_backward_input(dwide, dres, w.fcprojw, a.pre, N, 4 * C, C);
@@ -330,42 +369,52 @@ typedef struct {
     const int *tokens, *targets;    // (B, T)
     const int *positions, *starts;  // TokenOrder of the tokens
     int groups;
-    int B, T;
+    int B, T;                       // B may be 0: a rank without rows takes part in the exchanges
 } MicroBatch;
 
-// Gradients that are added to rather than written start the step at zero: vectors and wpe. The matrices' first product overwrites.
-static void gpt_zero_added_grads(Gpt* g) {
+// Gradients that are added to rather than written start at zero: vectors and wpe. The matrices' first product overwrites.
+static void gpt_zero_added_grads(Gpt* g, int layer) {
     for (int i = 0; i < GPT_TENSORS; i++) {
         const TensorSpec* s = &g->table.tensors[i];
-        if (s->role == ROLE_VECTOR || i == WPE) { device_zero(g->grads + s->offset, s->layers * s->rows * s->cols * sizeof(floatX)); }
+        bool added = s->role == ROLE_VECTOR || i == WPE, here = s->in_layers == (layer >= 0);
+        if (added && here) { device_zero(gpt_gradient(g, i, layer > 0 ? layer : 0), s->rows * s->cols * sizeof(floatX)); }
     }
 }
 
-// Forward and backward of a micro-batch; gradients of sum(loss) * scale are written (first) or added.
-void gpt_forward_backward(Gpt* g, float* loss_sum, const MicroBatch* batch, float scale, bool first) {
+// Forward and backward of a micro-batch; gradients of sum(loss) * scale are written (first) or added. As a layer's gradients of the
+// step are complete, their sum over ranks begins.
+void gpt_forward_backward(Gpt* g, float* loss_sum, const MicroBatch* batch, float scale, bool first, bool last) {
     size_t N = (size_t)batch->B * (size_t)batch->T;
-    int C = g->config.channels;
-    if (first) { gpt_zero_added_grads(g); }
+    int C = g->config.channels, L = g->config.layers;
     gpt_forward(g, batch->tokens, batch->B, batch->T);
-    gpt_head(g, loss_sum, batch->targets, N, scale, true, !first);
+    bool fresh = zero_grads_begin(g->zero, ZERO_OUTER, first);
+    if (fresh) { gpt_zero_added_grads(g, -1); }
+    gpt_head(g, loss_sum, batch->targets, N, scale, true, !fresh);
     device_zero(g->dresidual, N * (size_t)C * sizeof(floatX));
-    layernorm_backward(g->dresidual, tensor_at(g->grads, &g->table, LNFW, 0), tensor_at(g->grads, &g->table, LNFB, 0), g->partial, g->branch,
-                       g->residual + (size_t)g->config.layers * g->rows * (size_t)C, tensor_at(g->params, &g->table, LNFW, 0), g->lnf_mean,
-                       g->lnf_rstd, N, C);
-    for (int l = g->config.layers - 1; l >= 0; l--) { block_backward(g, l, batch->B, batch->T, !first); }
-    embedding_backward(g->grads + g->table.tensors[WTE].offset, g->grads + g->table.tensors[WPE].offset, g->dresidual, batch->tokens,
-                       batch->positions, batch->starts, batch->groups, N, batch->T, C);
+    layernorm_backward(g->dresidual, gpt_gradient(g, LNFW, 0), gpt_gradient(g, LNFB, 0), g->partial, g->branch,
+                       g->residual + (size_t)L * g->rows * (size_t)C, gpt_weight(g, LNFW, 0), g->lnf_mean, g->lnf_rstd, N, C);
+    for (int l = L - 1; l >= 0; l--) {
+        zero_weights_wait(g->zero, 1 + l);
+        zero_weights_prefetch(g->zero, l > 0 ? l : -1);
+        bool fresh_layer = zero_grads_begin(g->zero, 1 + l, first);
+        if (fresh_layer) { gpt_zero_added_grads(g, l); }
+        block_backward(g, l, batch->B, batch->T, !fresh_layer);
+        zero_grads_ready(g->zero, 1 + l, first, last);
+    }
+    embedding_backward(gpt_gradient(g, WTE, 0), gpt_gradient(g, WPE, 0), g->dresidual, batch->tokens, batch->positions, batch->starts, batch->groups,
+                       N, batch->T, C);
+    zero_grads_ready(g->zero, ZERO_OUTER, first, last);
 }
 
-// out: one float on the device, the sum of squares of all gradients. Padding rows belong to no unit and are not in it.
-void gpt_grad_square_sum(Gpt* g, float* out) {
-    size_t at = 0;
+// out (unit_count, on the device): the sum of squares of each unit's gradient, where this rank holds it. Padding rows belong to no unit
+// and are in none. Added up unit by unit, the norm does not depend on who holds what.
+void gpt_unit_square_sums(Gpt* g, float* out) {
     for (size_t u = 0; u < g->table.unit_count; u++) {
         const Unit* unit = &g->table.units[u];
-        square_sum(g->partial + at, g->grads + unit->offset, unit->count);
-        at += square_sum_partials(unit->count);
+        if (g->zero && !zero_holds(g->zero, u)) { continue; }
+        square_sum(g->partial, g->zero ? zero_unit_gradient(g->zero, u) : g->grads + unit->offset, unit->count);
+        sum_floats(out + u, g->partial, (int)square_sum_partials(unit->count));
     }
-    sum_floats(out, g->partial, (int)at);
 }
 
 #include "trainer/decode.cuh"
@@ -383,63 +432,64 @@ double gpt_step_flops(const Gpt* g, double tokens, int T) {
 
 typedef struct {
     const Options* options;
+    const Comm* comm;         // set by the caller, or this rank alone
     Gpt gpt;
+    Zero zero;
     Decoder decoder;
     bool samples;             // has a decoder and a tokenizer
     Tokenizer tokenizer;
     Loader train, val;
     bool has_val;
     int T;
-    size_t sequences;         // in a step
-    size_t micro_steps;
-    // the step's batch: tokens, targets and positions (sequences T each), starts (sequences T + micro_steps)
+    size_t sequences;         // in a step, of all ranks
+    size_t own_first, own;    // this rank's share of them
+    size_t micro_steps;       // the largest of all ranks
+    // the step's batch: tokens, targets and positions (own T each), starts (own T + micro_steps)
     int *host_batch, *device_batch;
     int* groups;              // (micro_steps)
     int* counts;              // work space of token_order
     // optimizer
-    float *slots[OPTIMIZER_MAX_SLOTS], *master; // (table.packed)
+    float *slots[OPTIMIZER_MAX_SLOTS], *master; // (zero.held)
     StepScalars *scalars, *host_scalars;        // on the device; pinned
-    float *results, *host_results;              // (micro_steps + 1): sums of losses, then the gradients' sum of squares
+    float *results, *host_results;              // (micro_steps + unit_count): sums of losses, then of the gradients' squares by unit
+    StepReport* reports;                        // (ranks) of report_bytes each
+    size_t report_bytes;
     Outlier loss_outlier, norm_outlier;
     int64_t step, steps;      // updates done and planned
     uint64_t sequence;        // the next sequence of the training data
     int64_t skipped;
+    double end_time, save_time; // by this rank's clock: when to stop, when to save; 0 = never
+    Error late;               // of this rank alone, to be told at the next exchange
+    Ledger ledger;            // as it was after the last step
 } Trainer;
 
 typedef struct {
     double loss, norm, lr;
     double loss_z, norm_z; // NaN until the window is full
     bool skipped;
+    unsigned wishes;       // of all ranks: to stop or to save
+    Ledger traffic;        // of this rank since the last step
 } StepResult;
 
-static bool trainer_plan_memory(Trainer* t, Error* error) {
+static void trainer_plan_memory(Trainer* t) {
     MemoryTable* m = &t->gpt.memory;
-    size_t N = t->sequences * (size_t)t->T, packed = t->gpt.table.packed;
-    for (int i = 0; i < adamw_info.slots; i++) { memory_add(m, i ? "optimizer: v" : "optimizer: m", packed * sizeof(float), (void**)&t->slots[i]); }
+    size_t N = ceil_div(t->sequences, (size_t)t->zero.ranks) * (size_t)t->T, held = t->zero.held;
+    for (int i = 0; i < adamw_info.slots; i++) { memory_add(m, i ? "optimizer: v" : "optimizer: m", held * sizeof(float), (void**)&t->slots[i]); }
 #ifdef FLOATX_BF16
-    if (t->options->master_weights) { memory_add(m, "fp32 master weights", packed * sizeof(float), (void**)&t->master); }
+    if (t->options->master_weights) { memory_add(m, "fp32 master weights", held * sizeof(float), (void**)&t->master); }
 #endif
-    size_t batch_bytes = (4 * N + t->micro_steps) * sizeof(int);
-    memory_add(m, "batch, losses, scalars", batch_bytes, (void**)&t->device_batch);
+    memory_add(m, "batch, losses, scalars", (4 * N + t->micro_steps) * sizeof(int), (void**)&t->device_batch);
     memory_add(m, "batch, losses, scalars", sizeof(StepScalars), (void**)&t->scalars);
-    memory_add(m, "batch, losses, scalars", (t->micro_steps + 1) * sizeof(float), (void**)&t->results);
-#if !ON_GPU
-    if (batch_bytes + m->bytes > device_memory_free()) { // the host's copy of the batch is not in the table
-        return fail(error, "out of memory: %zu MiB are needed, %zu MiB are free; try a smaller --total-batch or --batch",
-                    (batch_bytes + m->bytes) >> 20, device_memory_free() >> 20);
-    }
-#endif
-    (void)error;
-    t->host_batch = (int*)host_alloc(batch_bytes);
-    t->host_scalars = (StepScalars*)host_alloc(sizeof(StepScalars));
-    t->host_results = (float*)host_alloc((t->micro_steps + 1) * sizeof(float));
-    t->groups = (int*)need(calloc(t->micro_steps, sizeof(int)));
-    t->counts = (int*)need(calloc((size_t)t->gpt.config.vocab_size + 1, sizeof(int)));
-    return true;
+    memory_add(m, "batch, losses, scalars", (t->micro_steps + t->gpt.table.unit_count) * sizeof(float), (void**)&t->results);
 }
 
 void trainer_free(Trainer* t) {
+    if (t->zero.reduce_ticket) { // nothing may be on its way into memory that goes
+        zero_grads_wait_all(&t->zero);
+        zero_weights_wait_all(&t->zero);
+    }
     decoder_free(&t->decoder);
+    zero_free(&t->zero);
     gpt_free(&t->gpt);
     tokenizer_free(&t->tokenizer);
     loader_close(&t->train);
@@ -449,19 +499,19 @@ void trainer_free(Trainer* t) {
     host_free(t->host_results);
     free(t->groups);
     free(t->counts);
+    free(t->reports);
     memset(t, 0, sizeof(*t));
 }
 
 static void trainer_reset_masters(Trainer* t) {
     for (size_t u = 0; t->master && u < t->gpt.table.unit_count; u++) {
-        const Unit* unit = &t->gpt.table.units[u];
-        widen_to_float(t->master + unit->packed, t->gpt.params + unit->offset, unit->count);
+        if (!zero_holds(&t->zero, u)) { continue; }
+        widen_to_float(t->master + t->zero.place[u], zero_unit_weights(&t->zero, u), t->gpt.table.units[u].count);
     }
 }
 
-// Sizes, memory and data of a run on `model`; weights are still zero. On failure the caller still calls trainer_free.
-bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Error* error) {
-    t->options = o;
+// Sequences and micro-batches of a step, of all and of this rank. Shares are contiguous, the larger ones first.
+static bool trainer_cut_step(Trainer* t, const Options* o, const ModelHeader* model, int ranks, int rank, Error* error) {
     t->T = o->seq_len ? o->seq_len : model->max_seq_len;
     if (t->T > model->max_seq_len) {
         return fail(error, "--seq-len %d is beyond the model's context of %d tokens; give at most --seq-len %d", t->T, model->max_seq_len,
@@ -470,45 +520,99 @@ bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Erro
     int64_t tokens = o->total_batch ? o->total_batch : (int64_t)o->batch * t->T;
     if (tokens % t->T) { return fail(error, "--total-batch %" PRId64 " is not a multiple of the sequence length %d", tokens, t->T); }
     t->sequences = (size_t)(tokens / t->T);
-    size_t batch = min_size((size_t)o->batch, t->sequences);
-    t->micro_steps = ceil_div(t->sequences, batch);
-    bool shuffle = o->shuffle && !o->overfit;
-    if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, shuffle, (uint64_t)model->vocab_size, error)) { return false; }
+    size_t share = t->sequences / (size_t)ranks, rest = t->sequences % (size_t)ranks, r = (size_t)rank;
+    t->own_first = r * share + min_size(r, rest);
+    t->own = share + (r < rest);
+    size_t largest = share + (rest > 0);
+    t->micro_steps = ceil_div(largest, min_size((size_t)o->batch, largest));
+    return true;
+}
+
+// Sizes, owners and the table of memory of one rank's run on `model`; allocates nothing of size. Freed by trainer_free.
+bool trainer_layout(Trainer* t, const Options* o, const ModelHeader* model, int ranks, int rank, Error* error) {
+    t->options = o;
+    if (!trainer_cut_step(t, o, model, ranks, rank, error)) { return false; }
+    size_t batch = min_size((size_t)o->batch, ceil_div(t->sequences, (size_t)ranks));
+    gpt_plan_shape(&t->gpt, model);
+    zero_plan(&t->zero, &t->gpt.table, model->layers, o->zero, ranks, rank);
+    gpt_plan_memory(&t->gpt, &t->zero, (int)batch, t->T, o->recompute, true, 0);
+    t->samples = o->sample_every > 0 && t->tokenizer.vocab_size > 0 && rank == 0 && t->zero.stage < 3;
+    if (t->samples) { decoder_plan(&t->decoder, &t->gpt, true); }
+    trainer_plan_memory(t);
+    return true;
+}
+
+// The host's side of a step, which is not in the table of device memory.
+static bool trainer_allocate_host(Trainer* t, Error* error) {
+    size_t ranks = (size_t)t->zero.ranks, units = t->gpt.table.unit_count;
+    size_t batch_bytes = (4 * ceil_div(t->sequences, ranks) * (size_t)t->T + t->micro_steps) * sizeof(int);
+#if !ON_GPU
+    if (batch_bytes + t->gpt.memory.bytes > device_memory_free()) {
+        return fail(error, "out of memory: %zu MiB are needed, %zu MiB are free; try a smaller --total-batch or --batch",
+                    (batch_bytes + t->gpt.memory.bytes) >> 20, device_memory_free() >> 20);
+    }
+#endif
+    (void)error;
+    t->host_batch = (int*)host_alloc(batch_bytes);
+    t->host_scalars = (StepScalars*)host_alloc(sizeof(StepScalars));
+    t->host_results = (float*)host_alloc((t->micro_steps + units) * sizeof(float));
+    t->groups = (int*)need(calloc(t->micro_steps, sizeof(int)));
+    t->counts = (int*)need(calloc((size_t)t->gpt.config.vocab_size + 1, sizeof(int)));
+    t->report_bytes = round_up(sizeof(StepReport) + (t->zero.stage > 0 ? units * sizeof(float) : 0), sizeof(double));
+    t->reports = (StepReport*)need(calloc(ranks + 1, t->report_bytes));
+    return true;
+}
+
+static bool trainer_open_data(Trainer* t, Error* error) {
+    const Options* o = t->options;
+    uint64_t vocab = (uint64_t)t->gpt.config.vocab_size;
+    if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, o->shuffle && !o->overfit, vocab, error)) { return false; }
     t->has_val = o->val_every > 0 && o->val_data[0];
     if (t->has_val && !option_given(o, "val-data") && access(o->val_data, R_OK) != 0) {
-        fprintf(stderr, "notice: no validation: --val-data is not given, and %s is not there\n", o->val_data);
+        if (t->comm->rank == 0) { fprintf(stderr, "notice: no validation: --val-data is not given, and %s is not there\n", o->val_data); }
         t->has_val = false;
     }
-    if (t->has_val && !loader_open(&t->val, o->val_data, t->T, 0, false, (uint64_t)model->vocab_size, error)) { return false; }
+    if (t->has_val && !loader_open(&t->val, o->val_data, t->T, 0, false, vocab, error)) { return false; }
     t->steps = o->steps >= 0 ? o->steps : (int64_t)(t->train.sequences / t->sequences);
     if (t->steps == 0 && o->steps < 0) {
         return fail(error, "%s holds %" PRIu64 " sequences of %d tokens, fewer than one batch of %zu; give --steps, or a smaller batch",
                     o->train_data, (uint64_t)t->train.sequences, t->T, t->sequences);
     }
-    gpt_plan(&t->gpt, model, (int)batch, t->T, o->recompute, true, 0);
-    t->samples = o->sample_every > 0 && t->tokenizer.vocab_size > 0;
-    if (t->samples) { decoder_plan(&t->decoder, &t->gpt, true); }
-    return trainer_plan_memory(t, error) && gpt_allocate(&t->gpt, error);
+    return true;
+}
+
+// Sizes, memory and data of a run on `model`; weights are still zero. Collective where t->comm has several ranks. On failure the caller
+// still calls trainer_free.
+bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Error* error) {
+    t->comm = t->comm ? t->comm : comm_alone();
+    bool good = trainer_layout(t, o, model, t->comm->size, t->comm->rank, error) && trainer_open_data(t, error) &&
+                trainer_allocate_host(t, error) && gpt_allocate(&t->gpt, error);
+    if (!comm_agree(t->comm, good, error)) { return false; }
+    t->zero.weights = t->gpt.params;
+    t->zero.grads = t->gpt.grads;
+    zero_connect(&t->zero, t->comm);
+    comm_ledger(t->comm, &t->ledger);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // A training step
 
-// Reads the step's sequences, sorts each micro-batch's positions by token, and sends all of it to the device at once.
+// Reads this rank's sequences, sorts each micro-batch's positions by token, and sends all of it to the device at once.
 static bool trainer_load_batch(Trainer* t, Error* error) {
-    size_t T = (size_t)t->T, N = t->sequences * T, batch = t->gpt.rows / T;
+    size_t T = (size_t)t->T, N = t->own * T, rows = t->gpt.rows;
     int *tokens = t->host_batch, *targets = tokens + N, *positions = targets + N, *starts = positions + N;
     int32_t* sequence = (int32_t*)starts; // room for T + 1 values before the order is made
-    for (size_t s = 0; s < t->sequences; s++) {
-        uint64_t index = t->options->overfit ? s : t->sequence + s;
+    for (size_t s = 0; s < t->own; s++) {
+        uint64_t index = t->own_first + s + (t->options->overfit ? 0 : t->sequence);
         if (!loader_sequence(&t->train, index, sequence, error)) { return false; }
         memcpy(tokens + s * T, sequence, T * sizeof(int));
         memcpy(targets + s * T, sequence + 1, T * sizeof(int));
     }
     for (size_t i = 0; i < t->micro_steps; i++) {
-        size_t first = i * batch * T, rows = min_size(batch * T, N - first);
+        size_t first = min_size(i * rows, N);
         TokenOrder order = {positions + first, starts + first + i, 0};
-        token_order(&order, t->counts, tokens + first, rows, t->gpt.config.vocab_size);
+        token_order(&order, t->counts, tokens + first, min_size(rows, N - first), t->gpt.config.vocab_size);
         t->groups[i] = order.groups;
     }
     device_upload(t->device_batch, t->host_batch, (4 * N + t->micro_steps) * sizeof(int));
@@ -516,36 +620,39 @@ static bool trainer_load_batch(Trainer* t, Error* error) {
 }
 
 static MicroBatch trainer_micro_batch(const Trainer* t, size_t i) {
-    size_t T = (size_t)t->T, N = t->sequences * T, first = i * t->gpt.rows, rows = min_size(t->gpt.rows, N - first);
+    size_t T = (size_t)t->T, N = t->own * T, first = min_size(i * t->gpt.rows, N), rows = min_size(t->gpt.rows, N - first);
     const int* tokens = t->device_batch;
     MicroBatch batch = {tokens + first, tokens + N + first, tokens + 2 * N + first, tokens + 3 * N + first + i, t->groups[i], (int)(rows / T), t->T};
     return batch;
 }
 
-// Names the first tensor that is not finite: weights in table order, then what each layer hands on, then gradients.
+// Whether n values are all finite, by the sum of their squares.
+static bool trainer_is_finite(Trainer* t, const floatX* x, size_t n) {
+    float sum;
+    square_sum(t->gpt.partial, x, n);
+    sum_floats(t->results, t->gpt.partial, (int)square_sum_partials(n));
+    device_download(&sum, t->results, sizeof(sum));
+    return isfinite(sum);
+}
+
+// Names the first tensor that is not finite: weights in table order, then what each layer hands on, then gradients; of what this rank
+// holds.
 bool trainer_blame(Trainer* t, char* text, size_t size) {
     Gpt* g = &t->gpt;
-    floatX* blocks[] = {g->params, g->grads};
     const char* kinds[] = {"weights of", "gradient of"};
     for (int kind = 0; kind < 2; kind++) {
         for (size_t u = 0; u < g->table.unit_count; u++) {
             const Unit* unit = &g->table.units[u];
             const TensorSpec* spec = &g->table.tensors[unit->tensor];
-            float sum;
-            square_sum(g->partial, blocks[kind] + unit->offset, unit->count);
-            sum_floats(t->results, g->partial, (int)square_sum_partials(unit->count));
-            device_download(&sum, t->results, sizeof(sum));
-            if (isfinite(sum)) { continue; }
+            if (!zero_holds(&t->zero, u)) { continue; }
+            if (trainer_is_finite(t, kind ? zero_unit_gradient(&t->zero, u) : zero_unit_weights(&t->zero, u), unit->count)) { continue; }
             int used = snprintf(text, size, "%s %s", kinds[kind], spec->name);
             if (spec->layers > 1) { snprintf(text + used, size - (size_t)used, ", layer %d", unit->layer); }
             return true;
         }
+        size_t width = g->rows * (size_t)g->config.channels;
         for (int l = 0; kind == 0 && l <= g->config.layers; l++) {
-            float sum;
-            square_sum(g->partial, g->residual + (size_t)l * g->rows * (size_t)g->config.channels, g->rows * (size_t)g->config.channels);
-            sum_floats(t->results, g->partial, (int)square_sum_partials(g->rows * (size_t)g->config.channels));
-            device_download(&sum, t->results, sizeof(sum));
-            if (isfinite(sum)) { continue; }
+            if (trainer_is_finite(t, g->residual + (size_t)l * width, width)) { continue; }
             snprintf(text, size, l ? "output of layer %d" : "embedding output", l - 1);
             return true;
         }
@@ -553,45 +660,104 @@ bool trainer_blame(Trainer* t, char* text, size_t size) {
     return false;
 }
 
+// The line about a loss or norm that is not finite. Collective: the first rank that can name a tensor does.
+static bool trainer_fail_not_finite(Trainer* t, const StepResult* r, Error* error) {
+    Error blame, *all = (Error*)need(calloc((size_t)t->comm->size, sizeof(Error)));
+    memset(&blame, 0, sizeof(blame));
+    trainer_blame(t, blame.text, sizeof(blame.text));
+    comm_gather_host(t->comm, &blame, sizeof(blame), all, TRAFFIC_CONTROL);
+    for (int i = t->comm->size - 1; i >= 0; i--) { blame = all[i].text[0] ? all[i] : blame; }
+    free(all);
+    return fail(error, "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %.100s; try a lower --lr or a longer --warmup",
+                t->step + 1, r->loss, r->norm, blame.text[0] ? blame.text : "the loss alone");
+}
+
+// Owners change their weights, group by group; new weights leave as soon as their group is done.
 static void trainer_update(Trainer* t, double lr, double grad_scale) {
     const Options* o = t->options;
+    const ParamTable* table = &t->gpt.table;
     StepScalars s = {(float)lr, (float)grad_scale, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay,
                      (float)(1.0 - pow(o->beta1, (double)(t->step + 1))), (float)(1.0 - pow(o->beta2, (double)(t->step + 1))), (uint32_t)t->step,
                      (uint64_t)o->seed};
     *t->host_scalars = s;
     device_upload(t->scalars, t->host_scalars, sizeof(s));
-    for (size_t u = 0; u < t->gpt.table.unit_count; u++) {
-        const Unit* unit = &t->gpt.table.units[u];
-        const TensorSpec* spec = &t->gpt.table.tensors[unit->tensor];
-        OptimizerUnit place = {t->gpt.params + unit->offset, t->gpt.grads + unit->offset, t->master ? t->master + unit->packed : NULL,
-                               {t->slots[0] + unit->packed, t->slots[1] + unit->packed}, unit->count, spec->decay, (uint32_t)unit->tensor,
-                               unit->offset - spec->offset};
-        adamw_update(&place, t->scalars);
+    for (int g = 0; g < t->zero.groups; g++) {
+        for (size_t i = t->zero.first[g]; i < t->zero.first[g + 1]; i++) {
+            size_t u = t->zero.units[i], at = t->zero.place[u];
+            const Unit* unit = &table->units[u];
+            const TensorSpec* spec = &table->tensors[unit->tensor];
+            if (!zero_holds(&t->zero, u)) { continue; }
+            OptimizerUnit place = {zero_unit_weights(&t->zero, u), zero_unit_gradient(&t->zero, u), t->master ? t->master + at : NULL,
+                                   {t->slots[0] + at, t->slots[1] + at}, unit->count, spec->decay, (uint32_t)unit->tensor,
+                                   unit->offset - spec->offset};
+            adamw_update(&place, t->scalars);
+        }
+        zero_weights_changed(&t->zero, g);
     }
 }
 
-// Batch, forward and backward over micro-batches, clipping, update. The one wait for the device is for loss and norm.
+// What this rank wants of the run: rank 0 watches the clock and the file STOP, every rank its signals.
+unsigned trainer_wishes(const Trainer* t) {
+    double now = seconds_now();
+    bool first = t->comm->rank == 0;
+    return run_stop_wishes(first ? t->options->output : "") | (first && t->end_time > 0 && now >= t->end_time ? WISH_STOP_TIME : 0) |
+           (first && t->save_time > 0 && now >= t->save_time ? WISH_SAVE : 0);
+}
+
+// The step's one meeting of all ranks: losses, squares' sums by unit, wishes, and whether all can go on. Sums are taken in the order of
+// ranks and of units, so that all ranks get the same.
+static bool trainer_meet(Trainer* t, bool good, StepResult* result, Error* error) {
+    const ParamTable* table = &t->gpt.table;
+    int ranks = t->comm->size;
+    float* sums = t->host_results + t->micro_steps;
+    StepReport* mine = (StepReport*)((char*)t->reports + (size_t)ranks * t->report_bytes);
+    device_download(t->host_results, t->results, (t->micro_steps + table->unit_count) * sizeof(float));
+    memset(mine, 0, t->report_bytes);
+    for (size_t i = 0; i < t->micro_steps; i++) { mine->loss += t->host_results[i]; }
+    mine->failed = !good;
+    mine->wishes = trainer_wishes(t);
+    if (t->zero.stage > 0) { memcpy(mine + 1, sums, table->unit_count * sizeof(float)); }
+    comm_gather_host(t->comm, mine, t->report_bytes, t->reports, TRAFFIC_NORM);
+    double loss = 0.0, square = 0.0;
+    bool failed = false;
+    for (int r = 0; r < ranks; r++) {
+        const StepReport* report = (const StepReport*)((const char*)t->reports + (size_t)r * t->report_bytes);
+        loss += report->loss;
+        failed = failed || report->failed;
+        result->wishes |= report->wishes;
+    }
+    for (size_t u = 0; u < table->unit_count; u++) {
+        const StepReport* owner = (const StepReport*)((const char*)t->reports + (size_t)t->zero.owner[u] * t->report_bytes);
+        square += t->zero.stage > 0 ? ((const float*)(owner + 1))[u] : sums[u];
+    }
+    result->loss = loss / ((double)t->sequences * t->T);
+    result->norm = sqrt(square);
+    return failed ? comm_agree(t->comm, good, error) : good;
+}
+
+// Batch, forward and backward over micro-batches, clipping, update. The one wait for the device is for loss and norm. Collective.
 bool trainer_step(Trainer* t, StepResult* result, Error* error) {
     const Options* o = t->options;
-    if (!trainer_load_batch(t, error)) { return false; }
-    double tokens = (double)t->sequences * t->T, loss = 0.0;
-    for (size_t i = 0; i < t->micro_steps; i++) {
+    Ledger now;
+    memset(result, 0, sizeof(*result));
+    bool good = !t->late.text[0] && trainer_load_batch(t, error);
+    if (t->late.text[0]) { *error = t->late; }
+    double tokens = (double)t->sequences * t->T;
+    size_t own_steps = max_size(1, ceil_div(t->own * (size_t)t->T, t->gpt.rows)), steps = t->zero.stage >= 2 ? t->micro_steps : own_steps;
+    device_zero(t->results, t->micro_steps * sizeof(float));
+    for (size_t i = 0; i < steps && (good || t->comm->size > 1); i++) { // a rank that cannot go on still meets the others
         MicroBatch batch = trainer_micro_batch(t, i);
-        gpt_forward_backward(&t->gpt, t->results + i, &batch, (float)(1.0 / tokens), i == 0);
+        if (!good) { batch.B = batch.groups = 0; }
+        gpt_forward_backward(&t->gpt, t->results + i, &batch, (float)(1.0 / tokens), i == 0, i + 1 == steps);
     }
-    gpt_grad_square_sum(&t->gpt, t->results + t->micro_steps);
-    device_download(t->host_results, t->results, (t->micro_steps + 1) * sizeof(float));
-    for (size_t i = 0; i < t->micro_steps; i++) { loss += t->host_results[i]; }
-    result->loss = loss / tokens;
-    result->norm = sqrt((double)t->host_results[t->micro_steps]);
+    zero_grads_wait_all(&t->zero);
+    gpt_unit_square_sums(&t->gpt, t->results + t->micro_steps);
+    if (!trainer_meet(t, good, result, error)) { return false; }
+    comm_ledger(t->comm, &now);
+    result->traffic = ledger_since(&now, &t->ledger);
+    t->ledger = now;
     result->lr = schedule_lr((Schedule)o->schedule, o->lr, t->step, options_warmup(o, t->steps), t->steps, o->final_lr_frac);
-    if (!isfinite(result->loss) || !isfinite(result->norm)) {
-        char blame[128] = "the loss alone";
-        trainer_blame(t, blame, sizeof(blame));
-        return fail(error,
-                    "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %s; try a lower --lr or a longer --warmup",
-                    t->step + 1, result->loss, result->norm, blame);
-    }
+    if (!isfinite(result->loss) || !isfinite(result->norm)) { return trainer_fail_not_finite(t, result, error); }
     result->loss_z = outlier_add(&t->loss_outlier, result->loss);
     result->norm_z = outlier_add(&t->norm_outlier, result->norm);
     result->skipped = (o->skip_loss_z > 0 && result->loss_z > o->skip_loss_z) || (o->skip_norm_z > 0 && result->norm_z > o->skip_norm_z);
@@ -617,30 +783,44 @@ typedef struct {
     Progress progress;
     LossHistory history;
     Rate rate;
-    double start, saved_at;  // seconds
+    double start;            // seconds
+    size_t resident;         // bytes of memory in use at start-up
     int64_t saved_step;      // -1: nothing saved yet by this run
     double val_loss;         // the last one
     double step_seconds;     // of all steps of this run but the first, which warms up
     int64_t step_count;
 } Run;
 
+// When rank 0's clock asks for the next checkpoint.
+static void run_set_save_time(Trainer* t) {
+    t->save_time = t->options->checkpoint_minutes > 0 ? seconds_now() + 60.0 * t->options->checkpoint_minutes : 0.0;
+}
+
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+// Where something went wrong on this rank alone (a full disk under the log): with others, they are told at the next exchange.
+static bool run_late(Trainer* t, bool good, const Error* error) {
+    if (!good && t->comm->size > 1 && !t->late.text[0]) { t->late = *error; }
+    return good || t->comm->size > 1;
+}
 
 static bool run_validate(Trainer* t, Run* r, Error* error) {
     EvalSpace space = {t->host_batch, t->device_batch, t->results};
-    if (!eval_loss(&t->gpt, &t->val, space, t->options->val_batches, &r->val_loss, error)) { return false; }
+    uint64_t limit = t->options->val_batches < 0 ? UINT64_MAX : (uint64_t)t->options->val_batches * min_size((size_t)t->options->batch, t->sequences);
+    if (!eval_loss(&t->gpt, t->comm, &t->val, space, limit, &r->val_loss, error)) { return false; }
     progress_clear(&r->progress);
     printf("val loss %f\n", r->val_loss);
-    if (!log_val(&r->log, t->step, (float)r->val_loss, error)) { return false; }
+    if (!run_late(t, log_val(&r->log, t->step, (float)r->val_loss, error), error)) { return false; }
     if (!t->options->hellaswag) { return true; }
     HellaSwagScore score;
-    if (!hellaswag_score(&t->gpt, t->options->hellaswag_data, space, &score, error)) { return false; }
+    if (!hellaswag_score(&t->gpt, t->comm, t->options->hellaswag_data, space, &score, error)) { return false; }
     printf("HellaSwag: %" PRId64 "/%" PRId64 " = %f\n", score.correct, score.total, (double)score.correct / (double)score.total);
-    return log_eval(&r->log, t->step, score.correct, score.total, error);
+    return run_late(t, log_eval(&r->log, t->step, score.correct, score.total, error), error);
 }
 
 static bool run_sample(Trainer* t, Run* r, Error* error) {
     Sampling sampling = {1.0, 0, 1.0, (uint64_t)t->options->seed};
+    zero_weights_wait_all(&t->zero);
     size_t count = (size_t)t->options->sample_tokens;
     int32_t prompt = (int32_t)t->tokenizer.eot, *tokens = (int32_t*)need(calloc(count, sizeof(int32_t)));
     size_t made = decoder_generate(&t->decoder, tokens, count, &prompt, 1, &sampling, (uint32_t)t->step, -1, NULL, NULL);
@@ -660,24 +840,27 @@ static bool run_sample(Trainer* t, Run* r, Error* error) {
     return good;
 }
 
+// Collective: a checkpoint of replicas that agree.
 static bool run_save(Trainer* t, Run* r, Error* error) {
     char folder[PATH_MAX];
     double start = seconds_now();
     if (r->saved_step == t->step) { return true; }
+    if (t->options->check_replicas > 0 && !replicas_check(&t->zero, t->step, error)) { return false; }
     if (!state_save(t, t->options->output, error) || !checkpoint_folder(folder, t->options->output, (uint64_t)t->step, error)) { return false; }
-    r->saved_at = seconds_now();
     r->saved_step = t->step;
+    run_set_save_time(t);
     progress_clear(&r->progress);
-    printf("Writing checkpoint at step %" PRId64 ": %s, %.2f s\n", t->step, folder, r->saved_at - start);
-    return log_checkpoint(&r->log, t->step, folder, r->saved_at - start, error);
+    double seconds = seconds_now() - start;
+    printf("Writing checkpoint at step %" PRId64 ": %s, %.2f s\n", t->step, folder, seconds);
+    return run_late(t, log_checkpoint(&r->log, t->step, folder, seconds, error), error);
 }
 
 static bool run_report_step(Trainer* t, Run* r, const StepResult* result, double seconds, Error* error) {
-    char line[256];
-    double tokens = (double)t->sequences * t->T, flops = machine_flops();
+    char line[320];
+    double tokens = (double)t->sequences * t->T, flops = machine_flops() * t->comm->size;
     StepRecord record = {t->step - 1, t->steps, (float)result->loss, (float)result->loss_z, (float)result->norm, (float)result->norm_z,
                          result->lr, 1e3 * seconds, flops > 0 ? gpt_step_flops(&t->gpt, tokens, t->T) / (seconds * flops) : -1.0,
-                         rate_add(&r->rate, tokens, seconds), -1.0, (int64_t)((double)t->step * tokens)};
+                         rate_add(&r->rate, tokens, seconds), -1.0, (int64_t)((double)t->step * tokens), t->comm->size, result->traffic};
     if (r->step_count++ > 0) { r->step_seconds += seconds; }
     record.eta = (double)(t->steps - t->step) * tokens / fmax(record.tokens_per_second, 1e-9);
     loss_history_add(&r->history, t->step, (float)result->loss);
@@ -697,29 +880,25 @@ static bool run_report_step(Trainer* t, Run* r, const StepResult* result, double
     return log_train(&r->log, &record, error);
 }
 
-// Why the run ends before its last step, or NULL.
-static const char* run_ends_early(const Trainer* t, const Run* r) {
-    const char* reason = run_stop_reason(t->options->output);
-    bool late = t->options->max_time > 0 && seconds_now() - r->start >= t->options->max_time;
-    return reason ? reason : late ? "--max-time" : NULL;
-}
-
-// Trains from t->step to t->steps, or until something asks it to stop; *stopped says what.
+// Trains from t->step to t->steps, or until something asks it to stop; *stopped says what. Collective.
 static bool run_loop(Trainer* t, Run* r, const char** stopped, Error* error) {
     const Options* o = t->options;
-    *stopped = NULL;
+    unsigned wishes = 0;
     for (;;) {
-        bool last = t->step >= t->steps || (*stopped = run_ends_early(t, r)) != NULL;
+        if (t->comm->size == 1) { wishes = trainer_wishes(t); } // else what all ranks said in the last step
+        *stopped = t->step < t->steps ? run_stop_reason(wishes) : NULL;
+        bool last = t->step >= t->steps || *stopped;
         if (t->has_val && (last || due(t->step, o->val_every)) && !run_validate(t, r, error)) { return false; }
-        if (t->samples && t->step > 0 && (last || due(t->step, o->sample_every)) && !run_sample(t, r, error)) { return false; }
-        bool late = o->checkpoint_minutes > 0 && seconds_now() - r->saved_at >= 60.0 * o->checkpoint_minutes;
-        bool save = last || late || due(t->step, o->checkpoint_every);
+        if (t->samples && t->step > 0 && (last || due(t->step, o->sample_every)) && !run_late(t, run_sample(t, r, error), error)) { return false; }
+        bool save = last || (wishes & WISH_SAVE) || due(t->step, o->checkpoint_every);
         if (o->output[0] && save && (last || t->step > 0) && !run_save(t, r, error)) { return false; }
         if (last) { return true; }
+        if (due(t->step, o->check_replicas) && !replicas_check(&t->zero, t->step, error)) { return false; }
         double start = seconds_now();
-        StepResult result = {0.0, 0.0, 0.0, 0.0, 0.0, false};
+        StepResult result;
         if (!trainer_step(t, &result, error)) { return false; }
-        if (!run_report_step(t, r, &result, seconds_now() - start, error)) { return false; }
+        wishes = result.wishes;
+        if (!run_late(t, run_report_step(t, r, &result, seconds_now() - start, error), error)) { return false; }
     }
 }
 
@@ -757,20 +936,44 @@ static bool train_find_model(const Options* o, const Tokenizer* tokenizer, char*
     return true;
 }
 
-static bool train_load(Trainer* t, const char* folder, uint64_t step, const char* file, Error* error) {
+// Makes and locks the output folder, before anything is read from it: another run may be saving there.
+static bool train_lock_output(const Options* o, Run* r, Error* error) {
+    return !o->output[0] || (folder_make(o->output, error) && run_lock_take(&r->lock, o->output, error));
+}
+
+// Where a run begins: found by rank 0, told to all.
+typedef struct {
+    char folder[PATH_MAX], file[PATH_MAX + 64]; // a checkpoint to go on from, a model file to start from; "" = none
+    uint64_t step;
+    ModelHeader model;
+} TrainStart;
+
+static bool train_find_start(Trainer* t, Run* r, TrainStart* start, Error* error) {
+    const Options* o = t->options;
+    bool good = true;
+    memset(start, 0, sizeof(*start));
+    if (t->comm->rank == 0) { good = train_lock_output(o, r, error) && tokenizer_find(&t->tokenizer, o->tokenizer, o->train_data, error); }
+    if (good && t->comm->rank == 0) { good = train_find_model(o, &t->tokenizer, start->folder, &start->step, start->file, &start->model, error); }
+    if (!comm_agree(t->comm, good, error)) { return false; }
+    comm_share(t->comm, start, sizeof(*start));
+    return true;
+}
+
+static bool train_load(Trainer* t, const TrainStart* start, Error* error) {
     Error notice = {{0}};
-    if (folder[0]) {
-        if (!state_load(t, folder, step, &notice, error)) { return false; }
-        printf("resuming from %s: step %" PRId64 "\n", folder, t->step);
-    } else if (file[0]) {
-        if (!state_load_model(&t->gpt, file, &notice, error)) { return false; }
+    bool talks = t->comm->rank == 0;
+    if (start->folder[0]) {
+        if (!state_load(t, start->folder, start->step, &notice, error)) { return false; }
+        printf("resuming from %s: step %" PRId64 "\n", start->folder, t->step);
+    } else if (start->file[0]) {
+        if (!state_load_weights(t, start->file, &notice, error)) { return false; }
         trainer_reset_masters(t);
-        printf("weights from %s\n", file);
+        printf("weights from %s\n", start->file);
     } else {
         gpt_init(&t->gpt, (uint64_t)t->options->seed);
         trainer_reset_masters(t);
     }
-    if (notice.text[0]) { fprintf(stderr, "notice: %s\n", notice.text); }
+    if (notice.text[0] && talks) { fprintf(stderr, "notice: %s\n", notice.text); }
     return true;
 }
 
@@ -782,6 +985,13 @@ static void train_print(const Trainer* t) {
            m->max_seq_len, m->vocab_size, m->padded_vocab, t->gpt.table.packed);
     printf("data: %" PRIu64 " tokens in %zu file(s), %" PRIu64 " sequences of %d; a step takes %zu in %zu micro-batch(es); %" PRId64 " steps\n",
            t->train.tokens, t->train.shard_count, t->train.sequences, t->T, t->sequences, t->micro_steps, t->steps);
+    if (t->comm->size > 1) {
+        double elements, work;
+        owners_balance(&t->gpt.table, t->comm->size, t->zero.owner, &elements, &work);
+        printf("ranks: %d on %d node(s), ZeRO %d; largest share / mean: parameters %.3f, matrix work %.3f\n", t->comm->size, t->comm->nodes,
+               t->zero.stage, elements, work);
+        if (t->options->sample_every > 0 && t->zero.stage == 3) { fprintf(stderr, "notice: no samples: at ZeRO 3 no rank holds the whole model; use generate on a checkpoint\n"); }
+    }
     memory_print(&t->gpt.memory, stdout);
     fflush(stdout);
 }
@@ -795,11 +1005,6 @@ static bool train_refuse_mixture(const Options* o, Error* error) {
     checkpoint_list_free(&list);
     return count == 0 || fail(error, "%s holds checkpoints of an earlier run, up to step %" PRIu64 "%s, or give another --output", o->output, newest,
                               o->resume ? ", and none is whole: remove them" : ": go on with it by --resume on");
-}
-
-// Makes and locks the output folder, before anything is read from it: another run may be saving there.
-static bool train_lock_output(const Options* o, Run* r, Error* error) {
-    return !o->output[0] || (folder_make(o->output, error) && run_lock_take(&r->lock, o->output, error));
 }
 
 // How many of the checkpoints that will be kept are there already.
@@ -847,6 +1052,21 @@ static bool train_open_output(Trainer* t, Run* r, bool resumed, Error* error) {
     return log_open(&r->log, o, resumed ? t->step : -1, notes, COUNT_OF(notes), error);
 }
 
+// One line a rank about all that it sent. Collective.
+static void train_print_traffic(const Comm* comm) {
+    Ledger mine, *all = (Ledger*)need(malloc((size_t)comm->size * sizeof(Ledger)));
+    comm_ledger(comm, &mine);
+    comm_gather_host(comm, &mine, sizeof(mine), all, TRAFFIC_CONTROL);
+    for (int rank = 0; comm->size > 1 && rank < comm->size; rank++) {
+        const Ledger* l = &all[rank];
+        printf("network, rank %d: %" PRIu64 " bytes sent (", rank, ledger_all(l));
+        for (int p = 0; p < TRAFFIC_PURPOSES; p++) { printf("%s%s %" PRIu64, p ? ", " : "", traffic_names[p], ledger_sent(l, (TrafficPurpose)p)); }
+        printf("), %" PRIu64 " inside nodes, %" PRIu64 " between; %.2f s of exchanges, %.0f%% hidden\n", ledger_class(l, LINK_INSIDE),
+               ledger_class(l, LINK_BETWEEN), l->busy, 100.0 * ledger_hidden(l));
+    }
+    free(all);
+}
+
 static void train_finish(Trainer* t, Run* r, const char* stopped) {
     char config[PATH_MAX + 16], command[4 * OPTION_TEXT_SIZE + 512], folder[PATH_MAX];
     Error error;
@@ -857,6 +1077,11 @@ static void train_finish(Trainer* t, Run* r, const char* stopped) {
     double average = r->step_count > 1 ? 1e3 * r->step_seconds / (double)(r->step_count - 1) : 0.0;
     printf("step %" PRId64 " reached, %" PRId64 " of them in %.1f s now; total average iteration time: %f ms\n", t->step, r->step_count,
            seconds_now() - r->start, average);
+    train_print_traffic(t->comm);
+#if !ON_GPU
+    printf("memory: %.1f MiB resident, %.1f of them since start-up; the table has %.1f\n", (double)memory_resident() / 1048576.0,
+           ((double)memory_resident() - (double)r->resident) / 1048576.0, (double)t->gpt.memory.bytes / 1048576.0);
+#endif
     if (t->skipped) { printf("%" PRId64 " update(s) were skipped\n", t->skipped); }
     if (stopped && t->options->output[0] && checkpoint_folder(folder, t->options->output, (uint64_t)t->step, &error)) {
         snprintf(config, sizeof(config), "%s/config.txt", folder);
@@ -867,33 +1092,36 @@ static void train_finish(Trainer* t, Run* r, const char* stopped) {
     }
 }
 
-bool command_train(const Options* o, Error* error) {
+bool command_train(const Options* o, const Comm* world, Error* error) {
     static Trainer trainer; // its embedded tables are too large for the stack
     static Run run;
+    static TrainStart start;
     Trainer* t = &trainer;
     Run* r = &run;
-    ModelHeader model;
-    char folder[PATH_MAX], file[PATH_MAX + 64];
-    uint64_t step = 0;
     const char* stopped = NULL;
     memset(t, 0, sizeof(*t));
     memset(r, 0, sizeof(*r));
     r->lock.fd = -1;
     r->saved_step = -1;
-    r->start = r->saved_at = seconds_now();
+    r->start = seconds_now();
+    r->resident = memory_resident();
     t->options = o;
-    bool good = train_lock_output(o, r, error) && tokenizer_find(&t->tokenizer, o->tokenizer, o->train_data, error) &&
-                train_find_model(o, &t->tokenizer, folder, &step, file, &model, error) && trainer_create(t, o, &model, error);
-    if (good) { train_print(t); }
-    good = good && train_load(t, folder, step, file, error) && train_open_output(t, r, folder[0] != 0, error);
+    t->comm = world;
+    bool talks = world->rank == 0, good = ranks_check(o, world, error) && train_find_start(t, r, &start, error) &&
+                                          trainer_create(t, o, &start.model, error) && ranks_check_data(world, &t->train, error);
+    if (good && talks) { train_print(t); }
+    good = good && train_load(t, &start, error) && comm_agree(world, !talks || train_open_output(t, r, start.folder[0] != 0, error), error);
     if (good) {
-        r->saved_step = folder[0] ? t->step : -1;
+        r->saved_step = start.folder[0] ? t->step : -1;
+        t->end_time = o->max_time > 0 ? r->start + o->max_time : 0.0;
+        run_set_save_time(t);
         run_stop_begin();
-        progress_begin(&r->progress, stderr, o->progress, (double)t->step);
+        progress_begin(&r->progress, stderr, talks ? o->progress : PROGRESS_OFF, (double)t->step);
         good = run_loop(t, r, &stopped, error);
         progress_clear(&r->progress);
+        good = comm_agree(world, good && !t->late.text[0], good ? &t->late : error) || !fail(error, "%s", good ? t->late.text : error->text);
         if (good) { train_finish(t, r, stopped); }
-        if (good && stopped) { run_stop_file_remove(o->output); }
+        if (good && stopped && talks) { run_stop_file_remove(o->output); }
         run_stop_end();
     }
     log_close(&r->log);
@@ -904,41 +1132,44 @@ bool command_train(const Options* o, Error* error) {
 
 #include "trainer/commands.cuh"
 #include "trainer/convert.h"
+#include "trainer/plan.cuh"
 #include "trainer/selfcheck.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // main
 
 #ifndef TESTING
-static bool run_command(const Options* o, Error* error) {
+static bool run_command(const Options* o, const Comm* world, Error* error) {
     switch (o->command) {
     case COMMAND_TOKENIZE: return command_tokenize(o, error);
     case COMMAND_GENERATE: return command_generate(o, error);
     case COMMAND_EVAL: return command_eval(o, error);
     case COMMAND_SELFCHECK: return command_selfcheck(o, error);
     case COMMAND_CONVERT: return command_convert(o, error);
-    default: return command_train(o, error);
+    case COMMAND_PLAN: return command_plan(o, world, error);
+    default: return command_train(o, world, error);
     }
 }
 
 int main(int argc, char** argv) {
     static Options options;
-    Error error;
+    Comm world = *comm_alone();
+    Error error = {{0}};
     machine_open_descriptors();
     machine_limit_spinning(argv);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write like a full disk, not a silent death
-    bool good = options_parse(&options, argc, argv, &error);
+    bool parsed = options_parse(&options, argc, argv, &error) && (options.action != OPTIONS_RUN || options_check(&options, &error));
+    bool good = ranks_open(&options, parsed, &world, &error);
     if (good && options.action == OPTIONS_HELP) {
         options_help(stdout, options.command, options.command_named);
     } else if (good && options.action == OPTIONS_VERSION) {
         printf("train_gpt %s, %s, %s\n", provenance_git(), provenance_compiler(), provenance_flags());
-    } else if (good && options_check(&options, &error) && machine_open(&options, &error)) {
-        good = run_command(&options, &error);
-    } else {
-        good = false;
+    } else if (good) {
+        good = comm_agree(&world, machine_open(&options, &world, &error), &error) && run_command(&options, &world, &error);
     }
     if (good && (fflush(stdout) != 0 || ferror(stdout))) { good = fail(&error, "cannot write to standard output: %s", strerror(errno)); }
-    if (!good) { fprintf(stderr, "error: %s\n", error.text); }
+    if (!good && world.rank == 0) { fprintf(stderr, "error: %s\n", error.text); }
+    comm_close(&world);
     return good ? 0 : 1;
 }
 #endif

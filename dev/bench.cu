@@ -70,7 +70,7 @@ static void bench_gemms(Trainer* t, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
     int C = g->config.channels, L = g->config.layers, Vp = g->config.padded_vocab;
     BlockActs a = block_acts(g, 0);
-    BlockTensors w = block_tensors(g->params, &g->table, 0), d = block_tensors(g->grads, &g->table, 0);
+    BlockTensors w = gpt_block_weights(g, 0), d = gpt_block_gradients(g, 0);
     bench_linear("qkv", L, a.qkv, a.ln1, w.qkvw, d.qkvw, N, C, 3 * C);
     bench_linear("attention projection", L, g->branch, a.att, w.attprojw, d.attprojw, N, C, C);
     bench_linear("MLP up", L, a.pre, a.ln2, w.fcw, d.fcw, N, C, 4 * C);
@@ -86,7 +86,7 @@ static void bench_others(Trainer* t, int B, int T) {
     double s, wide = (double)N * C * sizeof(floatX), attention = 2.0 * B * (double)T * T * C; // causal: half of T x T, two products
     size_t rows = min_size(g->head_rows, N);
     BlockActs a = block_acts(g, 0);
-    BlockTensors w = block_tensors(g->params, &g->table, 0), d = block_tensors(g->grads, &g->table, 0);
+    BlockTensors w = gpt_block_weights(g, 0), d = gpt_block_gradients(g, 0);
     BENCH_TIME(s, attention_forward(a.att, a.lse, a.qkv, B, T, C, NH));
     bench_row("attention forward", L, s, attention, 0);
     BENCH_TIME(s, attention_backward(g->dwide, g->attention_work, g->branch, a.att, a.qkv, a.lse, B, T, C, NH));
@@ -113,7 +113,7 @@ static void bench_others(Trainer* t, int B, int T) {
     BENCH_TIME(s, embedding_backward(g->grads, g->grads + g->table.tensors[WPE].offset, g->dresidual, batch.tokens, batch.positions, batch.starts,
                                      batch.groups, N, T, C));
     bench_row("embedding backward", 1, s, 0, 0);
-    BENCH_TIME(s, gpt_grad_square_sum(g, t->results));
+    BENCH_TIME(s, gpt_unit_square_sums(g, t->results + t->micro_steps));
     bench_row("gradient norm", 1, s, 0, (double)g->table.packed * sizeof(floatX));
     BENCH_TIME(s, trainer_update(t, 0.0, 1.0));
     bench_row("AdamW", 1, s, 0, 7.0 * 4.0 * (double)g->table.packed);
@@ -165,7 +165,7 @@ static bool bench_shape(const char* model, const char* batch, const char* length
     close(fd);
     const char* arguments[] = {"bench", "train", "--train-data", path, "--val-every", "0", "--sample-every", "0", "--model", model, "--batch", batch,
                                "--seq-len", length, "--steps", "100000", "--warmup", "0", "--lr", "1e-4", "--weight-decay", "0"};
-    bool good = options_parse(&o, (int)COUNT_OF(arguments), (char**)(uintptr_t)arguments, error) && machine_open(&o, error) &&
+    bool good = options_parse(&o, (int)COUNT_OF(arguments), (char**)(uintptr_t)arguments, error) && machine_open(&o, comm_alone(), error) &&
                 model_spec_parse(o.model, o.vocab_size, &header, error) && bench_data(path, header.vocab_size, error) &&
                 trainer_create(&t, &o, &header, error);
     if (good) {

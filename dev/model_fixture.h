@@ -189,7 +189,7 @@ static double model_step(Gpt* g, const ModelFixture* f, int micro) {
         size_t bytes;
         float sum = NAN;
         MicroBatch batch = model_batch(f, first, micro < B - first ? micro : B - first, &block, &bytes);
-        gpt_forward_backward(g, device, &batch, (float)(1.0 / tokens), first == 0);
+        gpt_forward_backward(g, device, &batch, (float)(1.0 / tokens), first == 0, true);
         device_download(&sum, device, sizeof(sum));
         total += sum;
         device_free(block, bytes);

@@ -221,7 +221,7 @@ rows_options() {
         # shellcheck disable=SC2086  # an option and its value
         refuse "options: $row" "${row% *}: expected .*found \"${row#* }\"" "${tiny[@]}" $row
     done
-    refuse "options: llm.c's -z 1, which this build lacks" 'sharding' "${tiny[@]}" -z 1
+    refuse "options: ZeRO has stages 0 to 3" '0 to 3' "${tiny[@]}" -z 4
     refuse "options: -h without a value" '--help' "${tiny[@]}" -h
     refuse "options: an option of another command" 'unknown option --prompt of train' "${tiny[@]}" --prompt hello
     refuse "options: a line without an equals sign" 'bad_line.config:2: expected "name = value"' "${tiny[@]}" --config bad_line.config

@@ -195,11 +195,15 @@ static void model_padding(void) {
 }
 
 static double model_device_norm(Gpt* g) {
-    float square = 0.0f, *device = (float*)need(device_alloc(sizeof(float)));
-    gpt_grad_square_sum(g, device);
-    device_download(&square, device, sizeof(square));
-    device_free(device, sizeof(float));
-    return sqrt((double)square);
+    size_t units = g->table.unit_count;
+    float *host = (float*)need(malloc(units * sizeof(float))), *device = (float*)need(device_alloc(units * sizeof(float)));
+    double square = 0.0;
+    gpt_unit_square_sums(g, device);
+    device_download(host, device, units * sizeof(float));
+    for (size_t u = 0; u < units; u++) { square += host[u]; }
+    device_free(device, units * sizeof(float));
+    free(host);
+    return sqrt(square);
 }
 
 static void model_norm(void) {

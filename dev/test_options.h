@@ -148,7 +148,7 @@ static void check_option_round_trip(const Options* options, const char* what) {
     CHECK_OK(options_load_text(&test_options_back, text, bytes, "saved", &error), error);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &option_table[i];
-        if (!option_serves(row, options->command) || strcmp(row->name, "config") == 0) { continue; }
+        if (!option_serves(row, options->command) || strcmp(row->name, "config") == 0 || strcmp(row->name, "rank") == 0) { continue; }
         const void *a = option_place_of(options, row), *b = option_place_of(&test_options_back, row);
         bool text_like = row->type == OPTION_TEXT;
         CHECK(text_like ? strcmp((const char*)a, (const char*)b) == 0 : memcmp(a, b, row->size) == 0, "--%s differs after %s", row->name,
@@ -210,7 +210,7 @@ static void test_option_round_trips(void) {
     for (int command = 0; command < COMMAND_COUNT; command++) {
         for (size_t i = 0; i < OPTION_ROWS; i++) {
             const OptionRow* row = &option_table[i];
-            if (!option_serves(row, (Command)command) || strcmp(row->name, "config") == 0) { continue; }
+            if (!option_serves(row, (Command)command) || strcmp(row->name, "config") == 0 || strcmp(row->name, "rank") == 0) { continue; }
             for (int k = option_samples(row, samples) - 1; k >= 0; k--) {
                 char word[32];
                 snprintf(word, sizeof(word), "%s", command_table[command].name);
@@ -303,7 +303,7 @@ static void test_option_hints(void) {
         {"-b", "missing"},                     {"--output --resume", "missing"},     {"-b 1 --batch 2", "twice"},
         {"-h", "--help"},                      {"--resume maybe", "on or off"},      {"words", "unknown command"},
         {"train words", "unexpected"},         {"--top-k 3", "generate"},            {"--zzzzzzzz 1", "--help"},
-        {"-z 1", "sharding"},                  {"-pn 8", "processes"},               {"-lg 20", "-lg -1"},
+        {"-z 4", "0 to 3"},                    {"-pi fs", "auto|mpi|tcp"},               {"-lg 20", "-lg -1"},
         {"-k sinus", "cosine|linear"},         {"tokenize -b 4", "unknown option -b"}, {"generate -z 1", "unknown option -z"},
         {"-", "unexpected"},                   {"--", "unknown"},                    {"--=4", "unknown"},
         {"--config", "missing"},               {"--config /nonexistent/file", "cannot open"}, {"--max-time 1w", "90s"},
@@ -703,16 +703,16 @@ static void test_run_stop(void) {
     static const char* const names[] = {"SIGINT", "SIGTERM", "SIGUSR1"};
     for (size_t i = 0; i < COUNT_OF(numbers); i++) {
         run_stop_begin();
-        CHECK(run_stop_reason(test_folder()) == NULL, "no reason yet");
+        CHECK(run_stop_reason(run_stop_wishes(test_folder())) == NULL, "no reason yet");
         raise(numbers[i]);
-        const char* reason = run_stop_reason("");
+        const char* reason = run_stop_reason(run_stop_wishes(""));
         CHECK(reason && strcmp(reason, names[i]) == 0, "found %s", reason ? reason : "none");
         run_stop_end();
     }
     run_test_path(path, sizeof(path), "STOP");
-    CHECK(run_test_write(path, "", 0) && run_stop_reason(test_folder()) && !run_stop_reason(""), "the file STOP");
+    CHECK(run_test_write(path, "", 0) && run_stop_wishes(test_folder()) == WISH_STOP_FILE && !run_stop_wishes(""), "the file STOP");
     run_stop_file_remove(test_folder());
-    CHECK(!run_stop_reason(test_folder()), "an obeyed STOP is gone");
+    CHECK(!run_stop_wishes(test_folder()), "an obeyed STOP is gone");
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) { // the second SIGINT ends the process at once

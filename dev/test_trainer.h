@@ -62,7 +62,7 @@ static void test_trainer_skips_outliers(void) {
     static Options o;
     static Trainer t;
     Error error;
-    StepResult result = {0.0, 0.0, 0.0, 0.0, 0.0, false};
+    StepResult result;
     OPTIONS(&o, "--steps", "10", "--batch", "2", "--skip-loss-z", "3", "--lr", "1e-3");
     CHECK_OK(selfcheck_start(&t, &o, false, &error), error);
     for (int i = 0; i < OUTLIER_WINDOW; i++) { outlier_add(&t.loss_outlier, 1.0 + 1e-3 * (i % 7)); }
@@ -79,7 +79,7 @@ static void test_trainer_names_bad_tensor(void) {
     static Trainer t;
     const int tensors[] = {WTE, QKVW, FCB, LNFW};
     Error error;
-    StepResult result = {0.0, 0.0, 0.0, 0.0, 0.0, false};
+    StepResult result;
     for (size_t i = 0; i < COUNT_OF(tensors); i++) {
         OPTIONS(&o, "--steps", "10", "--batch", "2");
         CHECK_OK(selfcheck_start(&t, &o, false, &error), error);

@@ -50,6 +50,16 @@ size_t device_memory_free(void) {
 #endif
 }
 
+// Bytes of main memory that this process has in use now, 0 when nobody says.
+size_t memory_resident(void) {
+    size_t kib = 0;
+    char line[128];
+    FILE* file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof(line), file) && sscanf(line, "VmRSS: %zu", &kib) != 1) {}
+    if (file) { fclose(file); }
+    return kib << 10;
+}
+
 void device_free(void* memory, size_t bytes) {
     if (!memory) { return; }
 #if ON_GPU

@@ -2,6 +2,7 @@
 // bias+GELU fused, backward to the input and to the weight. cuBLASLt on the GPU, the CPU's library otherwise (also for the
 // emulation and the bf16 CPU build, which converts to fp32 panels: right, not fast).
 #pragma once
+#include "device.cuh"
 #include "gelu.cuh"
 #include "reduce.cuh"
 #if ON_GPU && !defined(CUDA_ON_CPU)
@@ -58,6 +59,7 @@ DEVICE void bias_add_row(Team t, size_t row, floatX* out, const floatX* bias, in
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC, or NULL)
 void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, size_t N, int C, int OC) {
+    if (N == 0) { return; } // a rank without rows
 #if ON_GPU && !defined(CUDA_ON_CPU)
     gemm_gpu(out, weight, inp, bias, NULL, OC, N, C, true, false, false, GEMM_EPILOGUE_NONE);
 #else
@@ -68,6 +70,7 @@ void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const 
 
 // pre (N, OC) = inp weight^T + bias; out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias, size_t N, int C, int OC) {
+    if (N == 0) { return; } // a rank without rows
 #if ON_GPU && !defined(CUDA_ON_CPU)
     if (gemm_gpu_fuses_gelu(1, OC)) {
         gemm_gpu(out, weight, inp, bias, pre, OC, N, C, true, false, false, GEMM_EPILOGUE_GELU);
@@ -83,6 +86,7 @@ void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floa
 
 // dinp (N, C) = dout (N, OC) weight (OC, C), or += when accumulate
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, size_t N, int C, int OC, bool accumulate) {
+    if (N == 0) { return; } // a rank without rows
 #if ON_GPU && !defined(CUDA_ON_CPU)
     gemm_gpu(dinp, weight, dout, NULL, NULL, C, N, OC, false, false, accumulate, GEMM_EPILOGUE_NONE);
 #else
@@ -92,6 +96,7 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weigh
 
 // As matmul_backward_input, followed by the gradient of a GELU whose input was pre (N, C).
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre, size_t N, int C, int OC) {
+    if (N == 0) { return; } // a rank without rows
 #if ON_GPU && !defined(CUDA_ON_CPU)
     if (gemm_gpu_fuses_gelu(2, C)) {
         gemm_gpu(dinp, weight, dout, NULL, (floatX*)pre, C, N, OC, false, false, false, GEMM_EPILOGUE_DGELU);
@@ -104,6 +109,10 @@ void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* 
 
 // dweight (OC, C) = dout (N, OC)^T inp (N, C), or += when accumulate
 void matmul_backward_weight(floatX* dweight, const floatX* dout, const floatX* inp, size_t N, int C, int OC, bool accumulate) {
+    if (N == 0) {
+        if (!accumulate) { device_zero(dweight, (size_t)OC * (size_t)C * sizeof(floatX)); }
+        return;
+    }
 #if ON_GPU && !defined(CUDA_ON_CPU)
     gemm_gpu(dweight, inp, dout, NULL, NULL, C, OC, N, false, true, accumulate, GEMM_EPILOGUE_NONE);
 #else

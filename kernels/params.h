@@ -16,6 +16,7 @@ typedef struct {
     Role role;
     Init init;
     bool decay;        // weight decay applies
+    bool in_layers;    // one instance a layer; else outside the blocks
     size_t offset;     // first element in the parameter block: tensors in file order, each over all layers (filled by params_layout)
 } TensorSpec;
 
@@ -76,4 +77,33 @@ static inline void params_layout(ParamTable* table, size_t embedding_rows) {
 static inline void params_free(ParamTable* table) {
     free(table->units);
     table->units = NULL;
+}
+
+// Where the tensors stand in a block of memory that holds `slots` layers at a time, layer l in slot l % slots. A block of all layers is
+// laid out like the model file; smaller ones hold layers on their way.
+typedef struct {
+    size_t offset[PARAMS_MAX_TENSORS];
+    size_t slots, elements;
+} BlockLayout;
+
+static inline BlockLayout block_layout(const ParamTable* table, size_t slots) {
+    BlockLayout b;
+    memset(&b, 0, sizeof(b));
+    b.slots = slots;
+    for (int i = 0; i < table->tensor_count; i++) {
+        const TensorSpec* s = &table->tensors[i];
+        b.offset[i] = b.elements;
+        b.elements += min_size(s->layers, slots) * s->rows * s->cols;
+    }
+    return b;
+}
+
+// First element of a tensor's instance.
+static inline size_t block_at(const BlockLayout* b, const ParamTable* table, int tensor, int layer) {
+    const TensorSpec* s = &table->tensors[tensor];
+    return b->offset[tensor] + (size_t)layer % b->slots * s->rows * s->cols;
+}
+
+static inline size_t block_unit_at(const BlockLayout* b, const ParamTable* table, const Unit* u) {
+    return block_at(b, table, u->tensor, u->layer) + u->row * u->cols;
 }

@@ -121,14 +121,15 @@ bool command_eval(const Options* o, Error* error) {
     memset(&data, 0, sizeof(data));
     bool good = command_open_model(&gpt, NULL, o, o->batch, o->seq_len, 0, false, &space, error);
     int T = o->seq_len ? o->seq_len : gpt.config.max_seq_len;
+    uint64_t limit = o->val_batches < 0 ? UINT64_MAX : (uint64_t)o->val_batches * (uint64_t)o->batch;
     if (good && (option_given(o, "val-data") || !o->hellaswag_data[0])) {
         good = loader_open(&data, o->val_data, T, 0, false, (uint64_t)gpt.config.vocab_size, error) &&
-               eval_loss(&gpt, &data, space, o->val_batches, &loss, error);
+               eval_loss(&gpt, comm_alone(), &data, space, limit, &loss, error);
         if (good) { printf("val loss %f (perplexity %f)\n", loss, exp(loss)); }
     }
     if (good && o->hellaswag_data[0]) {
         HellaSwagScore score;
-        good = hellaswag_score(&gpt, o->hellaswag_data, space, &score, error);
+        good = hellaswag_score(&gpt, comm_alone(), o->hellaswag_data, space, &score, error);
         if (good) { printf("HellaSwag: %" PRId64 "/%" PRId64 " = %f\n", score.correct, score.total, (double)score.correct / (double)score.total); }
     }
     loader_close(&data);

@@ -62,7 +62,7 @@ static void decoder_row(Decoder* d, int position) {
     int C = g->config.channels, L = g->config.layers;
     floatX *wte = g->params + g->table.tensors[WTE].offset, *wpe = g->params + g->table.tensors[WPE].offset;
     embedding_forward(d->x, d->tokens + position, wte, wpe + (size_t)position * (size_t)C, 1, 1, C);
-    BlockTensors w = block_tensors(g->params, &g->table, 0);
+    BlockTensors w = gpt_block_weights(g, 0);
     layernorm_forward(d->normed, d->mean, d->rstd, d->x, w.ln1w, w.ln1b, 1, C);
     for (int l = 0; l < L; l++) {
         size_t cache = (size_t)l * (size_t)g->config.max_seq_len * (size_t)C;
@@ -74,7 +74,7 @@ static void decoder_row(Decoder* d, int position) {
         matmul_forward(d->branch, d->gelu, w.fcprojw, NULL, 1, 4 * C, C);
         floatX *bias = w.fcprojb, *gain = tensor_at(g->params, &g->table, LNFW, 0), *shift = tensor_at(g->params, &g->table, LNFB, 0);
         if (l + 1 < L) {
-            w = block_tensors(g->params, &g->table, l + 1);
+            w = gpt_block_weights(g, l + 1);
             gain = w.ln1w;
             shift = w.ln1b;
         }

@@ -7,29 +7,42 @@ typedef struct {
     float* result;
 } EvalSpace;
 
-// Loss over the first `batches` micro-batches of the data (-1 = all of it), or what there is; a last short one counts as it is.
-bool eval_loss(Gpt* g, const Loader* data, EvalSpace space, int64_t batches, double* loss, Error* error) {
+// Tokens and targets of `count` sequences from `first` on, to the device.
+static bool eval_load(const Gpt* g, const Loader* data, EvalSpace space, uint64_t first, size_t count, Error* error) {
+    size_t T = (size_t)data->T, N = count * T;
+    int32_t* sequence = space.host + 2 * g->rows;
+    for (size_t s = 0; s < count; s++) {
+        if (!loader_sequence(data, first + s, sequence, error)) { return false; }
+        memcpy(space.host + s * T, sequence, T * sizeof(int));
+        memcpy(space.host + N + s * T, sequence + 1, T * sizeof(int));
+    }
+    device_upload(space.device, space.host, 2 * N * sizeof(int));
+    return true;
+}
+
+// Mean loss over the first `limit` sequences of the data, or what there is. Ranks take micro-batches in turn; where weights come from
+// several ranks, one without a micro-batch takes part with none. Collective.
+bool eval_loss(Gpt* g, const Comm* comm, const Loader* data, EvalSpace space, uint64_t limit, double* loss, Error* error) {
     size_t T = (size_t)data->T, batch = g->rows / T;
-    uint64_t sequences = data->sequences;
-    if (batches >= 0 && (uint64_t)batches < ceil_div(sequences, batch)) { sequences = (uint64_t)batches * batch; }
-    double sum = 0.0;
-    for (uint64_t first = 0; first < sequences; first += batch) {
-        size_t count = min_size(batch, (size_t)(sequences - first)), N = count * T;
-        int32_t* sequence = space.host + 2 * g->rows;
-        for (size_t s = 0; s < count; s++) {
-            if (!loader_sequence(data, first + s, sequence, error)) { return false; }
-            memcpy(space.host + s * T, sequence, T * sizeof(int));
-            memcpy(space.host + N + s * T, sequence + 1, T * sizeof(int));
-        }
-        device_upload(space.device, space.host, 2 * N * sizeof(int));
+    uint64_t sequences = limit < data->sequences ? limit : data->sequences, stride = (uint64_t)batch * (uint64_t)comm->size;
+    double sum = 0.0, *sums = (double*)need(malloc((size_t)comm->size * sizeof(double)));
+    bool good = sequences > 0 || fail(error, "no sequence of %zu tokens to evaluate on", T);
+    for (uint64_t round = 0; round < sequences; round += stride) {
+        uint64_t first = round + (uint64_t)comm->rank * batch;
+        size_t count = first < sequences ? min_size(batch, (size_t)(sequences - first)) : 0;
+        good = good && eval_load(g, data, space, first, count, error);
+        count = good ? count : 0;
         gpt_forward(g, space.device, (int)count, (int)T);
-        gpt_head(g, space.result, space.device + N, N, 0.0f, false, false);
+        gpt_head(g, space.result, space.device + count * T, count * T, 0.0f, false, false);
         float batch_sum;
         device_download(&batch_sum, space.result, sizeof(batch_sum)); // also: the host array is free again
         sum += batch_sum;
     }
-    *loss = sum / ((double)sequences * (double)T);
-    return sequences > 0 || fail(error, "no sequence of %zu tokens to evaluate on", T);
+    comm_gather_host(comm, &sum, sizeof(sum), sums, TRAFFIC_CONTROL);
+    *loss = 0.0;
+    for (int r = 0; r < comm->size; r++) { *loss += sums[r] / ((double)sequences * (double)T); }
+    free(sums);
+    return comm_agree(comm, good, error);
 }
 
 // ---- HellaSwag: which of four endings does the model find likeliest, by mean loss over the ending's tokens ("acc_norm") ----
@@ -79,13 +92,17 @@ static bool hellaswag_example(Gpt* g, const HellaSwagExample* e, EvalSpace space
     return true;
 }
 
-bool hellaswag_score(Gpt* g, const char* path, EvalSpace space, HellaSwagScore* score, Error* error) {
+// Examples are spread over ranks; at ZeRO 3 every rank goes through all of them, since each pass needs all ranks. Collective.
+bool hellaswag_score(Gpt* g, const Comm* comm, const char* path, EvalSpace space, HellaSwagScore* score, Error* error) {
     HellaSwag set;
-    if (!hellaswag_open(&set, path, (uint64_t)g->config.vocab_size, error)) { return false; }
-    float* losses = (float*)need(malloc(g->rows * sizeof(float)));
+    bool together = g->zero && g->zero->stage == 3, good = hellaswag_open(&set, path, (uint64_t)g->config.vocab_size, error);
     score->correct = score->total = 0;
-    bool good = true;
-    for (size_t i = 0; good && i < set.count; i++) {
+    if (!comm_agree(comm, good, error)) {
+        if (good) { hellaswag_close(&set); }
+        return false;
+    }
+    float* losses = (float*)need(malloc(g->rows * sizeof(float)));
+    for (size_t i = together ? 0 : (size_t)comm->rank; good && i < set.count; i += together ? 1 : (size_t)comm->size) {
         bool correct = false;
         good = hellaswag_example(g, &set.examples[i], space, losses, &correct, error);
         score->correct += correct;
@@ -93,5 +110,13 @@ bool hellaswag_score(Gpt* g, const char* path, EvalSpace space, HellaSwagScore* 
     }
     free(losses);
     hellaswag_close(&set);
-    return good && (score->total > 0 || fail(error, "%s holds no examples", path));
+    if (!comm_agree(comm, good, error)) { return false; }
+    HellaSwagScore* all = (HellaSwagScore*)need(malloc((size_t)comm->size * sizeof(*score)));
+    comm_gather_host(comm, score, sizeof(*score), all, TRAFFIC_CONTROL);
+    for (int r = 0; !together && r < comm->size; r++) {
+        score->correct += r == comm->rank ? 0 : all[r].correct;
+        score->total += r == comm->rank ? 0 : all[r].total;
+    }
+    free(all);
+    return score->total > 0 || fail(error, "%s holds no examples", path);
 }

@@ -5,8 +5,10 @@
 // later is cut off, and what it measured at k is not logged a second time.
 #pragma once
 #include "../dataloader/utf8.h"
+#include "../comm/ledger.h"
 #include "option_report.h"
 #include "provenance.h"
+#include "run_lock.h"
 
 typedef enum { LOG_TRAIN, LOG_VAL, LOG_EVAL, LOG_SAMPLE, LOG_CHECKPOINT, LOG_SKIP, LOG_CONFIG, LOG_EVENTS } LogEvent;
 
@@ -37,6 +39,8 @@ typedef struct {
     double tokens_per_second; // smoothed: rate_add
     double eta;               // seconds to go, below 0 when unknown
     int64_t tokens;           // seen since the beginning
+    int ranks;
+    Ledger traffic;           // of rank 0; new weights count in the step that needs them
 } StepRecord;
 
 // ---- speed
@@ -92,7 +96,22 @@ void step_line(const StepRecord* r, char* text, size_t size) {
     int at = snprintf(text, size, "step %4" PRId64 "/%" PRId64 " | loss %7.6f (%s)| norm %6.4f (%s)| lr %.2e", r->step + 1, r->steps,
                       (double)r->loss, loss_z, (double)r->norm, norm_z, r->lr);
     if (at < 0 || (size_t)at >= size) { return; }
-    snprintf(text + at, size - (size_t)at, " | %.2f ms | %s MFU | %.0f tok/s | ETA %s", r->milliseconds, mfu, r->tokens_per_second, eta);
+    at += snprintf(text + at, size - (size_t)at, " | %.2f ms | %s MFU | %.0f tok/s | ETA %s", r->milliseconds, mfu, r->tokens_per_second, eta);
+    if (r->ranks <= 1 || (size_t)at >= size) { return; }
+    char sent[32];
+    bytes_text(ledger_all(&r->traffic), sent, sizeof(sent));
+    snprintf(text + at, size - (size_t)at, " | sent %s in %.0f ms, %.0f%% hidden", sent, 1e3 * r->traffic.busy, 100.0 * ledger_hidden(&r->traffic));
+}
+
+// ,"raw":N,"sent":{"gradient":[inside,between],...}: bytes that rank 0 gave to the network, by purpose and class of link.
+static void json_traffic(FILE* out, const Ledger* t) {
+    uint64_t raw = 0;
+    for (int p = 0; p < TRAFFIC_PURPOSES; p++) { raw += t->raw[p][LINK_INSIDE] + t->raw[p][LINK_BETWEEN]; }
+    fprintf(out, ",\"raw\":%" PRIu64 ",\"sent\":{", raw);
+    for (int p = 0; p < TRAFFIC_PURPOSES; p++) {
+        fprintf(out, "%s\"%s\":[%" PRIu64 ",%" PRIu64 "]", p ? "," : "", traffic_names[p], t->sent[p][LINK_INSIDE], t->sent[p][LINK_BETWEEN]);
+    }
+    fprintf(out, "},\"comm_ms\":%.3f,\"exposed_ms\":%.3f", 1e3 * t->busy, 1e3 * t->waited);
 }
 
 // ---- JSON
@@ -293,8 +312,10 @@ static bool log_wants_line(const Log* log, LogEvent event, int64_t step) {
 
 bool log_train(Log* log, const StepRecord* r, Error* error) {
     if (log_wants_line(log, LOG_TRAIN, r->step)) {
-        fprintf(log->text, "s:%" PRId64 " trl:%.4f lr:%.6f norm:%.2f exact_lr:%.9g ms:%.2f tps:%.0f tokens:%" PRId64 "\n", r->step,
+        fprintf(log->text, "s:%" PRId64 " trl:%.4f lr:%.6f norm:%.2f exact_lr:%.9g ms:%.2f tps:%.0f tokens:%" PRId64, r->step,
                 (double)r->loss, r->lr, (double)r->norm, r->lr, r->milliseconds, r->tokens_per_second, r->tokens);
+        if (r->ranks > 1) { fprintf(log->text, " sent:%" PRIu64 " hidden:%.3f", ledger_all(&r->traffic), ledger_hidden(&r->traffic)); }
+        fprintf(log->text, "\n");
     }
     if (json_begin(log, LOG_TRAIN, r->step)) {
         json_field_float(log->json, "loss", r->loss);
@@ -305,7 +326,9 @@ bool log_train(Log* log, const StepRecord* r, Error* error) {
         json_field_float(log->json, "ms", (float)r->milliseconds);
         json_field_float(log->json, "tokens_per_second", (float)r->tokens_per_second);
         json_field_float(log->json, "mfu", r->mfu >= 0 ? (float)r->mfu : NAN);
-        fprintf(log->json, ",\"tokens\":%" PRId64 "}\n", r->tokens);
+        fprintf(log->json, ",\"tokens\":%" PRId64, r->tokens);
+        if (r->ranks > 1) { json_traffic(log->json, &r->traffic); }
+        fprintf(log->json, "}\n");
     }
     return log_end(log, error);
 }

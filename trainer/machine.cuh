@@ -1,5 +1,6 @@
 // machine.cuh - the device and its libraries at the start of a run: threads, SIMD path, matrix library, and what is promised of them.
 #pragma once
+#include "../comm/comm.cuh"
 #include "../kernels/matmul.cuh"
 #include "../kernels/peak.cuh"
 #include "options.h"
@@ -32,8 +33,8 @@ void machine_limit_spinning(char** argv) {
 }
 
 #if ON_GPU && !defined(CUDA_ON_CPU)
-bool machine_open(const Options* o, Error* error) {
-    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT) { return true; }
+bool machine_open(const Options* o, const Comm* world, Error* error) {
+    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT || o->command == COMMAND_PLAN) { return true; }
     int count = 0, driver = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
@@ -42,8 +43,8 @@ bool machine_open(const Options* o, Error* error) {
                     driver == 0 ? "no NVIDIA driver is installed" : cudaGetErrorString(status));
     }
     cudaDeviceProp properties;
-    CUDA_CHECK(cudaSetDevice(0));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    CUDA_CHECK(cudaSetDevice(world->local_rank % count));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, world->local_rank % count));
     CUDA_CHECK(cudaStreamCreate(&device_stream));
     snprintf(machine_state.device, sizeof(machine_state.device), "%s, sm_%d%d, %zu MiB", properties.name, properties.major, properties.minor,
              properties.totalGlobalMem >> 20);
@@ -85,11 +86,22 @@ static bool machine_check_simd(Error* error) {
     return true;
 }
 
-bool machine_open(const Options* o, Error* error) {
+// Threads of this rank where none are asked for: the cores it may use, shared with those ranks that may use the same ones.
+static int machine_default_threads(const Comm* world) {
+#ifdef _OPENMP
+    int sharers = world->backend == COMM_MPI ? comm_mpi_local_sharers() : 1;
+    return (int)max_size(1, (size_t)omp_get_max_threads() / (size_t)sharers);
+#else
+    (void)world;
+    return 1;
+#endif
+}
+
+bool machine_open(const Options* o, const Comm* world, Error* error) {
     if (!machine_check_simd(error)) { return false; }
     machine_state.threads = 1;
 #ifdef _OPENMP
-    if (o->threads > 0) { omp_set_num_threads(o->threads); }
+    omp_set_num_threads(o->threads > 0 ? o->threads : machine_default_threads(world));
     machine_state.threads = omp_get_max_threads();
 #endif
     snprintf(machine_state.device, sizeof(machine_state.device), "CPU, %s, %d thread(s)%s", machine_simd(), machine_state.threads,
@@ -100,7 +112,7 @@ bool machine_open(const Options* o, Error* error) {
 #endif
     );
     machine_state.flops = -1.0;
-    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT) { return true; }
+    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT || o->command == COMMAND_PLAN) { return true; }
     if (o->command == COMMAND_TRAIN) { machine_state.flops = peak_flops_measure(0.05); }
     return gemm_open((GemmLibrary)o->gemm, machine_state.threads, error);
 }

@@ -86,7 +86,9 @@ void options_write(const Options* options, FILE* out, const char* prefix) {
     char value[OPTION_VALUE_SIZE], quoted[OPTION_VALUE_SIZE];
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &option_table[i];
-        if (!option_serves(row, options->command) || row->offset == offsetof(Options, config)) { continue; }
+        if (!option_serves(row, options->command) || row->offset == offsetof(Options, config) || row->offset == offsetof(Options, rank)) {
+            continue;
+        }
         if (row->type == OPTION_LIST) {
             const OptionList* list = (const OptionList*)option_place_of(options, row);
             for (const char* item = option_list_first(list); item; item = option_list_next(list, item)) {
@@ -223,6 +225,7 @@ bool options_check(const Options* options, Error* error) {
     case COMMAND_EVAL: return eval_check(options, error);
     case COMMAND_CONVERT: return convert_check(options, error);
     case COMMAND_SELFCHECK:
+    case COMMAND_PLAN:
     case COMMAND_COUNT: break;
     }
     return true;

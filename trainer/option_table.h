@@ -14,6 +14,7 @@ typedef enum {
     COMMAND_EVAL,
     COMMAND_SELFCHECK,
     COMMAND_CONVERT,
+    COMMAND_PLAN,
     COMMAND_COUNT,
 } Command;
 
@@ -28,6 +29,7 @@ static const CommandRow command_table[COMMAND_COUNT] = {
     {"eval", "measure the loss on held-out tokens, and the HellaSwag score"},
     {"selfcheck", "check this build on this machine in a few seconds"},
     {"convert", "rewrite a model in another file format"},
+    {"plan", "memory, traffic and time of a run on many ranks, before anything is allocated"},
 };
 
 // Texts one after the other, each with its final zero. Walk it: for (p = option_list_first(l); p; p = option_list_next(l, p)).
@@ -39,7 +41,7 @@ typedef struct {
 enum { OPTION_FROM_DEFAULT, OPTION_FROM_FILE, OPTION_FROM_COMMAND_LINE };
 enum { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 
-#define OPTION_ROWS_MAX 112
+#define OPTION_ROWS_MAX 128
 
 // Plain data without pointers: it may be copied. A choice is the index of its word in the row's list.
 typedef struct {
@@ -77,6 +79,13 @@ typedef struct {
     int64_t seed;
     int threads, gemm, recompute, gelu_fusion;
     bool tf32;
+    // ranks
+    int zero, ranks, rank, ranks_per_node, init;
+    char master[OPTION_TEXT_SIZE];
+    double rank_timeout; // seconds
+    int64_t check_replicas;
+    // plan
+    double link_mbit, link_latency_us, node_mbit, tflops, efficiency;
     // generate
     char prompt[OPTION_TEXT_SIZE];
     int tokens, top_k, samples;
@@ -124,6 +133,8 @@ typedef struct {
 #define FOR_EVAL (1u << COMMAND_EVAL)
 #define FOR_SELFCHECK (1u << COMMAND_SELFCHECK)
 #define FOR_CONVERT (1u << COMMAND_CONVERT)
+#define FOR_PLAN (1u << COMMAND_PLAN)
+#define FOR_RUN (FOR_TRAIN | FOR_PLAN) // what shapes a run
 #define FOR_ALL ((1u << COMMAND_COUNT) - 1)
 #define STEPS_MAX 1e15 // a count of steps, far below what int64_t holds
 
@@ -164,25 +175,25 @@ static const OptionRow option_table[] = {
     {"Data", "overfit", "a", OPTION_SWITCH, OPTION_AT(overfit), "off", NULL, 0, 0, "on|off", FOR_TRAIN,
      "train on one batch again and again, to see that learning works"},
 
-    {"Model", "model", "e", OPTION_TEXT, OPTION_AT(model), "d12", "gpt2_124M_bf16.bin", 0, 0, "MODEL", FOR_TRAIN,
+    {"Model", "model", "e", OPTION_TEXT, OPTION_AT(model), "d12", "gpt2_124M_bf16.bin", 0, 0, "MODEL", FOR_RUN,
      "d12, gpt2:d12, gpt3:c768, layers=4,heads=4,channels=128,context=256[,vocab=N], a .bin file or a checkpoint"},
     {"Model", "model", "e", OPTION_TEXT, OPTION_AT(model), "", NULL, 0, 0, "MODEL", FOR_GENERATE | FOR_EVAL,
      "the trained model: a .bin file, a checkpoint, or the output folder of a run"},
-    {"Model", "vocab-size", NULL, OPTION_INT, OPTION_AT(vocab_size), "0", NULL, 0, 1 << 24, "N", FOR_TRAIN,
+    {"Model", "vocab-size", NULL, OPTION_INT, OPTION_AT(vocab_size), "0", NULL, 0, 1 << 24, "N", FOR_RUN,
      "number of tokens of a new model; 0 = as in the tokenizer, else 50257"},
 
     {"Length and batch", "steps", "x", OPTION_INT64, OPTION_AT(steps), "-1", NULL, -1, STEPS_MAX, "N", FOR_TRAIN,
      "optimizer steps; -1 = one epoch"},
     {"Length and batch", "max-time", NULL, OPTION_DURATION, OPTION_AT(max_time), "0", NULL, 0, 1e9, "TIME", FOR_TRAIN,
      "stop and save after this time (90s, 10m, 2h); 0 = no limit"},
-    {"Length and batch", "batch", "b", OPTION_INT, OPTION_AT(batch), "4", NULL, 1, 65536, "N", FOR_TRAIN | FOR_EVAL,
+    {"Length and batch", "batch", "b", OPTION_INT, OPTION_AT(batch), "4", NULL, 1, 65536, "N", FOR_RUN | FOR_EVAL,
      "sequences that go through the model at once"},
-    {"Length and batch", "seq-len", "t", OPTION_INT, OPTION_AT(seq_len), "0", "1024", 0, 1 << 20, "N", FOR_TRAIN | FOR_EVAL,
+    {"Length and batch", "seq-len", "t", OPTION_INT, OPTION_AT(seq_len), "0", "1024", 0, 1 << 20, "N", FOR_RUN | FOR_EVAL,
      "tokens in a sequence; 0 = the model's context"},
-    {"Length and batch", "total-batch", "d", OPTION_INT64, OPTION_AT(total_batch), "0", NULL, 0, 1099511627776, "N", FOR_TRAIN,
+    {"Length and batch", "total-batch", "d", OPTION_INT64, OPTION_AT(total_batch), "0", NULL, 0, 1099511627776, "N", FOR_RUN,
      "tokens in an optimizer step, a multiple of seq-len; 0 = batch x seq-len"},
 
-    {"Optimizer", "optimizer", NULL, OPTION_CHOICE, OPTION_AT(optimizer), "adamw", NULL, 0, 0, "adamw", FOR_TRAIN,
+    {"Optimizer", "optimizer", NULL, OPTION_CHOICE, OPTION_AT(optimizer), "adamw", NULL, 0, 0, "adamw", FOR_RUN,
      "how gradients become updates"},
     {"Optimizer", "lr", "l", OPTION_REAL, OPTION_AT(lr), "6e-4", "3e-4", 0, 100, "X", FOR_TRAIN, "highest learning rate"},
     {"Optimizer", "schedule", "k", OPTION_CHOICE, OPTION_AT(schedule), "cosine", NULL, 0, 0, "cosine|linear|constant|wsd", FOR_TRAIN,
@@ -205,7 +216,7 @@ static const OptionRow option_table[] = {
      "skip an update whose loss is this many deviations above the last 128; 0 = never"},
     {"Optimizer", "skip-norm-z", "sg", OPTION_REAL, OPTION_AT(skip_norm_z), "0", NULL, 0, 1e9, "X", FOR_TRAIN,
      "the same for the norm of the gradients; 0 = never"},
-    {"Optimizer", "master-weights", "w", OPTION_SWITCH, OPTION_AT(master_weights), "on", NULL, 0, 0, "on|off", FOR_TRAIN,
+    {"Optimizer", "master-weights", "w", OPTION_SWITCH, OPTION_AT(master_weights), "on", NULL, 0, 0, "on|off", FOR_RUN,
      "keep fp32 weights beside those of a bf16 build"},
 
     {"Evaluation", "val-every", "v", OPTION_INT64, OPTION_AT(val_every), "100", "20", 0, STEPS_MAX, "N", FOR_TRAIN,
@@ -214,7 +225,7 @@ static const OptionRow option_table[] = {
      "batches in a validation loss; -1 = all"},
     {"Evaluation", "val-batches", "m", OPTION_INT, OPTION_AT(val_batches), "-1", NULL, -1, INT_MAX, "N", FOR_EVAL,
      "batches in the validation loss; -1 = all"},
-    {"Evaluation", "sample-every", "s", OPTION_INT64, OPTION_AT(sample_every), "100", "20", 0, STEPS_MAX, "N", FOR_TRAIN,
+    {"Evaluation", "sample-every", "s", OPTION_INT64, OPTION_AT(sample_every), "100", "20", 0, STEPS_MAX, "N", FOR_RUN,
      "steps between sampled texts; 0 = never"},
     {"Evaluation", "sample-tokens", "g", OPTION_INT, OPTION_AT(sample_tokens), "64", NULL, 1, 1 << 20, "N", FOR_TRAIN,
      "tokens in a sampled text"},
@@ -258,12 +269,40 @@ static const OptionRow option_table[] = {
     {"Output", "progress", NULL, OPTION_CHOICE, OPTION_AT(progress), "auto", NULL, 0, 0, "auto|on|off", FOR_TRAIN | FOR_TOKENIZE,
      "progress bar; auto = on a terminal"},
 
+    {"Ranks", "zero", "z", OPTION_INT, OPTION_AT(zero), "1", "0", 0, 3, "N", FOR_RUN,
+     "ZeRO: what lives with its owner only: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights"},
+    {"Ranks", "ranks", "pn", OPTION_INT, OPTION_AT(ranks), "0", "1", 0, 1 << 20, "N", FOR_RUN,
+     "processes of the run; 0 = as mpirun, srun or torchrun's variables say"},
+    {"Ranks", "rank", "pr", OPTION_INT, OPTION_AT(rank), "-1", "0", -1, 1 << 20, "N", FOR_TRAIN,
+     "number of this process, where nothing else says so; -1 = as started"},
+    {"Ranks", "ranks-per-node", "pg", OPTION_INT, OPTION_AT(ranks_per_node), "0", "8", 0, 4096, "N", FOR_RUN,
+     "processes on a machine, where nothing else says so; 0 = as started (plan: all on one)"},
+    {"Ranks", "init", "pi", OPTION_CHOICE, OPTION_AT(init), "auto", "mpi", 0, 0, "auto|mpi|tcp", FOR_TRAIN,
+     "how processes find each other; tcp (GPU build): at --master"},
+    {"Ranks", "master", "ps", OPTION_TEXT, OPTION_AT(master), "", NULL, 0, 0, "HOST[:PORT]", FOR_TRAIN,
+     "tcp: where rank 0 listens; empty: MASTER_ADDR and MASTER_PORT"},
+    {"Ranks", "rank-timeout", NULL, OPTION_DURATION, OPTION_AT(rank_timeout), "10m", NULL, 0, 1e7, "TIME", FOR_TRAIN | FOR_PLAN,
+     "a rank that the others wait for so long ends the run; 0 = wait for ever"},
+    {"Ranks", "check-replicas", NULL, OPTION_INT64, OPTION_AT(check_replicas), "100", NULL, 0, STEPS_MAX, "N", FOR_TRAIN,
+     "steps between comparisons of all ranks' weights; 0 = never"},
+
+    {"Plan", "link-mbit", NULL, OPTION_REAL, OPTION_AT(link_mbit), "0", NULL, 0, 1e9, "X", FOR_PLAN,
+     "bandwidth of a rank's link to other nodes in Mbit/s; 0 = measure under mpirun, else 10000"},
+    {"Plan", "link-latency-us", NULL, OPTION_REAL, OPTION_AT(link_latency_us), "50", NULL, 0, 1e8, "X", FOR_PLAN,
+     "microseconds until a small message arrives"},
+    {"Plan", "node-mbit", NULL, OPTION_REAL, OPTION_AT(node_mbit), "0", NULL, 0, 1e9, "X", FOR_PLAN,
+     "bandwidth of a rank inside its node in Mbit/s; 0 = as between nodes"},
+    {"Plan", "tflops", NULL, OPTION_REAL, OPTION_AT(tflops), "0", NULL, 0, 1e9, "X", FOR_PLAN,
+     "peak of one rank in TFLOP/s; 0 = measure this machine"},
+    {"Plan", "efficiency", NULL, OPTION_REAL, OPTION_AT(efficiency), "0.5", NULL, 0.001, 1, "X", FOR_PLAN,
+     "share of the peak that computing reaches"},
+
     {"Machine", "seed", NULL, OPTION_INT64, OPTION_AT(seed), "42", NULL, 0, 9.2e18, "N", FOR_TRAIN | FOR_GENERATE | FOR_SELFCHECK,
      "of all random numbers: the same seed gives the same result"},
-    {"Machine", "threads", NULL, OPTION_INT, OPTION_AT(threads), "0", NULL, 0, 4096, "N", FOR_ALL, "CPU threads; 0 = one a core"},
+    {"Machine", "threads", NULL, OPTION_INT, OPTION_AT(threads), "0", NULL, 0, 4096, "N", FOR_ALL, "CPU threads of a rank; 0 = this machine's cores / its ranks"},
     {"Machine", "gemm", NULL, OPTION_CHOICE, OPTION_AT(gemm), "auto", NULL, 0, 0, "auto|onednn|openblas|own",
-     FOR_TRAIN | FOR_GENERATE | FOR_EVAL | FOR_SELFCHECK, "CPU library for matrix products; auto = the first that is there"},
-    {"Machine", "recompute", "r", OPTION_INT, OPTION_AT(recompute), "1", NULL, 0, 3, "N", FOR_TRAIN,
+     FOR_RUN | FOR_GENERATE | FOR_EVAL | FOR_SELFCHECK, "CPU library for matrix products; auto = the first that is there"},
+    {"Machine", "recompute", "r", OPTION_INT, OPTION_AT(recompute), "1", NULL, 0, 3, "N", FOR_RUN,
      "compute again instead of storing: 0 nothing, 1 GELU, 2 also layernorm, 3 whole blocks"},
     {"Machine", "tf32", "f", OPTION_SWITCH, OPTION_AT(tf32), "on", NULL, 0, 0, "on|off", FOR_TRAIN | FOR_GENERATE | FOR_EVAL,
      "fp32 build on a GPU: matrix products in TF32"},
@@ -284,12 +323,6 @@ typedef struct {
 } ForeignOption;
 
 static const ForeignOption foreign_options[] = {
-    {"z", "|0|", "sharding over processes is not in this build, one process holds the whole state; give -z 0 or leave -z out"},
-    {"pn", "|1|", "training over several processes is not in this build; give -pn 1 or leave -pn out, and start without mpirun"},
-    {"pr", "|0|", "training over several processes is not in this build; give -pr 0 or leave -pr out"},
-    {"pg", "|1|8|", "training over several GPUs is not in this build; leave -pg out"},
-    {"pi", "|mpi|", "training over several processes is not in this build; leave -pi out"},
-    {"ps", "||-1|", "training over several processes is not in this build; leave -ps out"},
-    {"pf", "||/tmp|", "training over several processes is not in this build; leave -pf out"},
+    {"pf", "||/tmp|", "processes find each other by MPI or at --master, not by a shared file; leave -pf out"},
     {"lg", "|-1|0|", "GPU clocks and temperatures are not logged by this build; give -lg -1 or leave -lg out"},
 };

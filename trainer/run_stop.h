@@ -46,15 +46,23 @@ void run_stop_file_remove(const char* folder) {
     if (folder[0]) { unlink(path); }
 }
 
-// Why the run should end, or NULL. folder: the output folder, empty when there is none.
-const char* run_stop_reason(const char* folder) {
-    switch (run_stop_signal) {
-    case 0: break;
-    case SIGINT: return "SIGINT";
-    case SIGTERM: return "SIGTERM";
-    default: return "SIGUSR1";
-    }
+// What a run may be asked for; bits, since ranks add theirs.
+enum { WISH_STOP_INT = 1, WISH_STOP_TERM = 2, WISH_STOP_USR1 = 4, WISH_STOP_FILE = 8, WISH_STOP_TIME = 16, WISH_STOP = 31, WISH_SAVE = 32 };
+
+// What signals and the file STOP ask for. folder: the output folder, empty when there is none.
+unsigned run_stop_wishes(const char* folder) {
     char path[PATH_MAX + 8];
+    unsigned wishes = 0;
+    if (run_stop_signal != 0) { wishes = run_stop_signal == SIGINT ? WISH_STOP_INT : run_stop_signal == SIGTERM ? WISH_STOP_TERM : WISH_STOP_USR1; }
     run_stop_path(folder, path, sizeof(path));
-    return folder[0] && access(path, F_OK) == 0 ? "the file STOP" : NULL;
+    return wishes | (folder[0] && access(path, F_OK) == 0 ? WISH_STOP_FILE : 0);
+}
+
+// Why the run should end, or NULL.
+const char* run_stop_reason(unsigned wishes) {
+    static const char* const names[] = {"SIGINT", "SIGTERM", "SIGUSR1", "the file STOP", "--max-time"};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        if (wishes >> i & 1u) { return names[i]; }
+    }
+    return NULL;
 }

@@ -1,0 +1,266 @@
+// zero.cuh - ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): which of optimizer state (stage 1), gradients (2) and weights (3) live
+// only with the rank that owns their unit, and the exchanges that this takes. Stage 0 is plain data parallelism: every rank holds
+// everything and does the whole update on the summed gradients.
+//
+// Exchanges go by group: the tensors outside the blocks, and each layer. A group's gradients are summed while the backward pass works on
+// the next layer; a group's new weights travel while the forward pass works on earlier ones (stages 1, 2), or are fetched one layer
+// ahead of their use and forgotten after it (3). Memory for what is not held: a block of two layers at a time.
+//     stage   weights           gradients          state    gradient exchange                     weight exchange
+//     0       all               all                all      all-reduce, once a step               -
+//     1       all               all, then own      own      reduce-scatter, once a step           all-gather after the update
+//     2       all               2 layers + own     own      reduce-scatter, every micro-step      all-gather after the update
+//     3       2 layers + own    2 layers + own     own      reduce-scatter, every micro-step      all-gather, per pass over the layers
+// On one rank every stage is stage 0.
+#pragma once
+#include "agree.h"
+#include "owners.h"
+
+#define ZERO_ELSEWHERE SIZE_MAX
+#define ZERO_SLOTS 2        // layers on their way
+#define ZERO_RANGE_ALIGN 32 // elements: ranges of an all-reduce begin at multiples
+
+enum { ZERO_OUTER }; // the group of tensors outside the blocks; layer l is group 1 + l
+
+typedef struct {
+    const Comm* comm;
+    const ParamTable* table;
+    int stage, ranks, rank;
+    int* owner;               // (unit_count)
+    size_t* loads;            // (ranks) elements that each rank owns
+    size_t* place;            // (unit_count) first element in this rank's packed arrays, or ZERO_ELSEWHERE
+    size_t held;              // elements of the packed arrays: optimizer state, masters, from stage 2 own gradients, in 3 own weights
+    int groups;
+    size_t *units, *first;    // units of group g: units[first[g]] .. units[first[g + 1] - 1]
+    BlockLayout weights_layout, grads_layout;
+    floatX *weights, *grads;  // the blocks: of all layers, or of ZERO_SLOTS
+    floatX *own_weights, *own_grads; // (held), NULL below stage 3 and 2
+    CommSegment *reduce, *gather;
+    size_t *reduce_first, *gather_first;      // (groups + 1)
+    CommTicket *reduce_ticket, *gather_ticket; // (groups), of what is on its way
+    bool* there;              // (groups) stage 3: the block holds the group's weights, or they are coming
+} Zero;
+
+// What every rank tells the others in each step, and the squares' sums of its units after it (stage >= 1).
+typedef struct {
+    double loss;       // sum over this rank's tokens
+    uint32_t failed;   // this rank cannot go on
+    uint32_t wishes;   // to stop or to save (run_stop.h)
+} StepReport;
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Who holds what
+
+
+static int zero_group_of(const ParamTable* table, const Unit* u) { return table->tensors[u->tensor].in_layers ? 1 + u->layer : ZERO_OUTER; }
+
+static void zero_list_groups(Zero* z) {
+    z->units = (size_t*)need(malloc(max_size(1, z->table->unit_count) * sizeof(size_t)));
+    z->first = (size_t*)need(calloc((size_t)z->groups + 1, sizeof(size_t)));
+    size_t at = 0;
+    for (int g = 0; g < z->groups; g++) {
+        z->first[g] = at;
+        for (size_t u = 0; u < z->table->unit_count; u++) {
+            if (zero_group_of(z->table, &z->table->units[u]) == g) { z->units[at++] = u; }
+        }
+    }
+    z->first[z->groups] = at;
+}
+
+// Fills owners, places and layouts; no memory of the device yet. stage is 0 on one rank. Frees with zero_free.
+void zero_plan(Zero* z, const ParamTable* table, int layers, int stage, int ranks, int rank) {
+    memset(z, 0, sizeof(*z));
+    z->table = table;
+    z->stage = ranks > 1 ? stage : 0;
+    z->ranks = ranks;
+    z->rank = rank;
+    z->groups = 1 + layers;
+    z->owner = (int*)need(malloc(max_size(1, table->unit_count) * sizeof(int)));
+    z->place = (size_t*)need(malloc(max_size(1, table->unit_count) * sizeof(size_t)));
+    z->loads = (size_t*)need(malloc((size_t)ranks * sizeof(size_t)));
+    owners_assign(table, ranks, z->owner, z->loads);
+    for (size_t u = 0; u < table->unit_count; u++) {
+        bool holds = z->stage == 0 || z->owner[u] == rank;
+        z->place[u] = holds ? z->held : ZERO_ELSEWHERE;
+        z->held += holds ? table->units[u].count : 0;
+    }
+    zero_list_groups(z);
+    size_t all = (size_t)layers, few = min_size(ZERO_SLOTS, all);
+    z->weights_layout = block_layout(table, z->stage == 3 ? few : all);
+    z->grads_layout = block_layout(table, z->stage >= 2 ? few : all);
+}
+
+void zero_free(Zero* z) {
+    free(z->owner);
+    free(z->place);
+    free(z->loads);
+    free(z->units);
+    free(z->first);
+    free(z->reduce);
+    free(z->gather);
+    free(z->reduce_first);
+    free(z->gather_first);
+    free(z->reduce_ticket);
+    free(z->gather_ticket);
+    free(z->there);
+    memset(z, 0, sizeof(*z));
+}
+
+// Whether this rank keeps the unit's optimizer state, and updates it.
+bool zero_holds(const Zero* z, size_t u) { return z->place[u] != ZERO_ELSEWHERE; }
+
+// Whether this rank answers for the unit where one must: in checkpoints and in sums over units.
+bool zero_owns(const Zero* z, size_t u) { return z->owner[u] == z->rank; }
+
+// The unit's weights and summed gradient, on a rank that holds it.
+floatX* zero_unit_weights(const Zero* z, size_t u) {
+    return z->stage == 3 ? z->own_weights + z->place[u] : z->weights + block_unit_at(&z->weights_layout, z->table, &z->table->units[u]);
+}
+
+floatX* zero_unit_gradient(const Zero* z, size_t u) {
+    return z->stage >= 2 ? z->own_grads + z->place[u] : z->grads + block_unit_at(&z->grads_layout, z->table, &z->table->units[u]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The segments of each group's exchanges; they stay the same for the whole run
+
+// Stage 0: the group's units laid end to end are cut into one range a rank, so that all sums are equally long.
+static size_t zero_range(size_t total, int ranks, int r) {
+    return r == ranks ? total : total / (size_t)ranks * (size_t)r / ZERO_RANGE_ALIGN * ZERO_RANGE_ALIGN;
+}
+
+static size_t zero_cut_group(const Zero* z, int g, CommSegment* out) {
+    size_t total = 0, at = 0, count = 0;
+    int r = 0;
+    for (size_t i = z->first[g]; i < z->first[g + 1]; i++) { total += z->table->units[z->units[i]].count; }
+    for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
+        const Unit* u = &z->table->units[z->units[i]];
+        floatX* from = z->grads + block_unit_at(&z->grads_layout, z->table, u);
+        for (size_t done = 0; done < u->count;) {
+            while (zero_range(total, z->ranks, r + 1) <= at) { r++; }
+            size_t n = min_size(u->count - done, zero_range(total, z->ranks, r + 1) - at);
+            CommSegment s = {r, r, from + done, from + done, n};
+            out[count++] = s;
+            done += n;
+            at += n;
+        }
+    }
+    return count;
+}
+
+static void zero_reduce_segments(Zero* z) {
+    size_t count = 0;
+    z->reduce = (CommSegment*)need(calloc(z->table->unit_count + (size_t)z->groups * (size_t)z->ranks, sizeof(CommSegment)));
+    for (int g = 0; g < z->groups; g++) {
+        z->reduce_first[g] = count;
+        if (z->stage == 0) {
+            count += zero_cut_group(z, g, z->reduce + count);
+            continue;
+        }
+        for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
+            size_t u = z->units[i];
+            floatX* from = z->grads + block_unit_at(&z->grads_layout, z->table, &z->table->units[u]);
+            CommSegment s = {z->owner[u], z->owner[u], from, zero_holds(z, u) ? zero_unit_gradient(z, u) : NULL, z->table->units[u].count};
+            z->reduce[count++] = s;
+        }
+    }
+    z->reduce_first[z->groups] = count;
+}
+
+static void zero_gather_segments(Zero* z) {
+    size_t count = 0;
+    z->gather = (CommSegment*)need(calloc(max_size(1, z->table->unit_count), sizeof(CommSegment)));
+    for (int g = 0; g < z->groups; g++) {
+        z->gather_first[g] = count;
+        for (size_t i = z->first[g]; z->stage > 0 && i < z->first[g + 1]; i++) {
+            size_t u = z->units[i];
+            floatX* to = z->weights + block_unit_at(&z->weights_layout, z->table, &z->table->units[u]);
+            CommSegment s = {z->owner[u], z->owner[u], zero_holds(z, u) ? zero_unit_weights(z, u) : NULL, to, z->table->units[u].count};
+            z->gather[count++] = s;
+        }
+    }
+    z->gather_first[z->groups] = count;
+}
+
+// Once the device's memory is there: weights, grads and, at stages 2 and 3, own_grads and own_weights are set by the caller.
+void zero_connect(Zero* z, const Comm* comm) {
+    size_t groups = (size_t)z->groups;
+    z->comm = comm;
+    z->reduce_first = (size_t*)need(calloc(groups + 1, sizeof(size_t)));
+    z->gather_first = (size_t*)need(calloc(groups + 1, sizeof(size_t)));
+    z->reduce_ticket = (CommTicket*)need(calloc(groups, sizeof(CommTicket)));
+    z->gather_ticket = (CommTicket*)need(calloc(groups, sizeof(CommTicket)));
+    z->there = (bool*)need(calloc(groups, sizeof(bool)));
+    zero_reduce_segments(z);
+    zero_gather_segments(z);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Weights. z may be NULL: a model outside training.
+
+static void zero_start_gather(Zero* z, int g) {
+    size_t at = z->gather_first[g];
+    CommExchange e = {COMM_ALL_GATHER, COMM_FLOATX, false, TRAFFIC_WEIGHTS, z->gather + at, z->gather_first[g + 1] - at};
+    z->gather_ticket[g] = comm_start(z->comm, &e);
+}
+
+// Stage 3: sees that the group is on its way. Its place must be free: whatever the block held there was used for the last time.
+void zero_weights_prefetch(Zero* z, int g) {
+    if (!z || z->stage < 3 || g < 0 || g >= z->groups || z->there[g]) { return; }
+    for (int other = 1; g != ZERO_OUTER && other < z->groups; other++) {
+        if ((other - g) % (int)z->weights_layout.slots == 0) { z->there[other] = false; }
+    }
+    zero_start_gather(z, g);
+    z->there[g] = true;
+}
+
+// Before the group's weights are used.
+void zero_weights_wait(Zero* z, int g) {
+    if (!z || z->stage == 0) { return; }
+    zero_weights_prefetch(z, g);
+    comm_wait(z->comm, z->gather_ticket[g]);
+    z->gather_ticket[g] = 0;
+}
+
+void zero_weights_wait_all(Zero* z) {
+    for (int g = 0; z && g < z->groups; g++) {
+        comm_wait(z->comm, z->gather_ticket[g]);
+        z->gather_ticket[g] = 0;
+    }
+}
+
+// After the owners have changed the group's weights.
+void zero_weights_changed(Zero* z, int g) {
+    if (z->stage == 1 || z->stage == 2) { zero_start_gather(z, g); }
+    z->there[g] = false;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Gradients
+
+// Before the group's gradients are written in a micro-step; whether they start at zero there.
+bool zero_grads_begin(Zero* z, int g, bool first) {
+    if (!z || z->stage < 2) { return first; }
+    for (int other = 0; other < z->groups; other++) { // what still leaves from the same memory
+        bool same = other == g || (g != ZERO_OUTER && other != ZERO_OUTER && (other - g) % (int)z->grads_layout.slots == 0);
+        if (!same) { continue; }
+        comm_wait(z->comm, z->reduce_ticket[other]);
+        z->reduce_ticket[other] = 0;
+    }
+    return true;
+}
+
+// The group's gradients of a micro-step are complete: their sum over ranks begins.
+void zero_grads_ready(Zero* z, int g, bool first, bool last) {
+    if (!z || z->ranks == 1 || (z->stage < 2 && !last)) { return; }
+    size_t at = z->reduce_first[g];
+    CommKind kind = z->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER;
+    CommExchange e = {kind, COMM_FLOATX, z->stage >= 2 && !first, TRAFFIC_GRADIENT, z->reduce + at, z->reduce_first[g + 1] - at};
+    z->reduce_ticket[g] = comm_start(z->comm, &e);
+}
+
+void zero_grads_wait_all(Zero* z) {
+    for (int g = 0; g < z->groups; g++) {
+        comm_wait(z->comm, z->reduce_ticket[g]);
+        z->reduce_ticket[g] = 0;
+    }
+}
