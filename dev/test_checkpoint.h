@@ -30,12 +30,13 @@ static bool checkpoint_test_save(const char* out, uint64_t step, float value, Er
     good = good && safe_writer_create(&state, path, error) && safe_writer_put(&state, m, 0, values, sizeof(values), error) &&
            safe_writer_commit(&state, error);
     if (good) {
-        checkpoint_record(&writer, &state.file);
+        checkpoint_record(&writer, &state.part.file);
     } else {
         safe_writer_abandon(&state);
-        checkpoint_abandon(&writer, error);
     }
-    return good && checkpoint_commit(&writer, error);
+    good = good && checkpoint_commit(&writer, error);
+    if (!good) { checkpoint_abandon(&writer, error); }
+    return good;
 }
 
 // The value that the checkpoint was saved with, or NAN.
@@ -407,15 +408,41 @@ static void checkpoint_refuses(void) {
     CHECK_FAILS(checkpoint_begin(&writer, files_path("plain"), 1, &error), error, "cannot make the folder");
     CHECK_OK(checkpoint_begin(&writer, out, 1, &error), error);
     CHECK_FAILS(checkpoint_commit(&writer, &error), error, "holds no file");
+    checkpoint_abandon(&writer, &error);
+    CHECK(strstr(error.text, "cannot save the checkpoint of step 1: ") && strstr(error.text, "holds no file"), "message: %s", error.text);
     CHECK(checkpoint_test_count(out, false) == 0, "an empty checkpoint left something");
     CHECK_OK(checkpoint_begin(&writer, out, 1, &error), error);
     checkpoint_path(&writer, "a b", path);
     files_dump(path, "x", 1);
     CHECK_FAILS(checkpoint_commit(&writer, &error), error, "short names without spaces");
+    checkpoint_abandon(&writer, NULL);
     // step and file of the same name: a person's own file is not touched
     files_dump(files_path("refuses/step_00000001"), "mine", 4);
     CHECK_FAILS(checkpoint_test_save(out, 1, 1.0f, &error), error, "cannot rename");
     CHECK(access(files_path("refuses/step_00000001"), F_OK) == 0, "the file is gone");
+    checkpoint_test_clear(out);
+}
+
+// Another rank finds the folder by its name, or says that its host does not see it; it never removes it.
+static void checkpoint_joined(void) {
+    const char *out = files_path("joins"), *name;
+    CheckpointWriter first, second;
+    Error error;
+    CHECK_OK(checkpoint_begin(&first, out, 7, &error), error);
+    name = strrchr(first.folder, '/') + 1;
+    CHECK_OK(checkpoint_join(&second, out, 7, name, &error), error);
+    CHECK(strcmp(first.folder, second.folder) == 0 && second.manifest.step == 7, "joined %s", second.folder);
+    CHECK_OK(checkpoint_sees(out, &error), error);
+    snprintf(error.text, sizeof(error.text), "why");
+    checkpoint_abandon(&second, &error);
+    CHECK(strcmp(error.text, "cannot save the checkpoint of step 7: why; earlier checkpoints are untouched") == 0, "message: %s", error.text);
+    CHECK(access(first.folder, F_OK) == 0, "one that joined removed the folder");
+    checkpoint_abandon(&first, NULL);
+    CHECK(access(out, F_OK) == 0 && checkpoint_test_count(out, false) == 0, "the folder is left");
+    CHECK_FAILS(checkpoint_join(&second, out, 7, ".step_00000007.tmp.1", &error), error, "--output must lie on a file system that all ranks share");
+    CHECK(strncmp(error.text, "host ", 5) == 0 && strstr(error.text, " does not see "), "message: %s", error.text);
+    files_dump(files_path("joins/.plain"), "x", 1);
+    CHECK_FAILS(checkpoint_join(&second, out, 7, ".plain", &error), error, "does not see");
     checkpoint_test_clear(out);
 }
 
@@ -446,5 +473,6 @@ static const TestRow checkpoint_tests[] = {
     {"checkpoint: a full disk costs nothing", checkpoint_survives_full_disk},
     {"checkpoint: what dead runs left is removed", checkpoint_removes_stale},
     {"checkpoint: impossible folders are refused", checkpoint_refuses},
+    {"checkpoint: another rank joins the folder", checkpoint_joined},
     {"checkpoint: the forecast of space covers what is taken", checkpoint_forecast},
 };

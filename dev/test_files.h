@@ -3,11 +3,13 @@
 #pragma once
 #include "readers.h"
 #include "test.h"
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 // A path in the folder of tests; every name has its own memory.
 static const char* files_path(const char* name) {
-    static char paths[32][256];
+    static char paths[64][256];
     static size_t count = 0;
     size_t folder = strlen(test_folder()) + 1;
     for (size_t i = 0; i < count; i++) {
@@ -208,9 +210,11 @@ static void files_model_refused(void) {
                 "no model file version 4");
     ModelWriter writer;
     CHECK_OK(model_writer_create(&writer, files_path("short.bin"), &reader_model, MODEL_FP32, &error), error);
-    CHECK_OK(model_writer_add(&writer, values, MODEL_FP32, 1023, &error), error);
+    CHECK_OK(model_writer_put(&writer, 1, values, MODEL_FP32, 1023, &error), error);
     CHECK_FAILS(model_writer_commit(&writer, &error), error, "1023 parameters were given for a model of 1024");
     CHECK(access(files_path("short.bin"), F_OK) != 0, "an unfinished file is there");
+    CHECK_OK(model_writer_create(&writer, files_path("short.bin"), &reader_model, MODEL_FP32, &error), error);
+    CHECK_FAILS(model_writer_put(&writer, 1000, values, MODEL_FP32, 25, &error), error, "has 1024 parameters; 25 from 1000 were given");
     free(data);
 }
 
@@ -321,6 +325,18 @@ static void files_safetensors_python(void) {
     CHECK(slice[0] == 0.001f && slice[1] == 65504.0f, "slice");
     CHECK_FAILS(safe_read_slice(&reader, t, 20, 8, slice, &error), error, "has 24 bytes; 8 from 20 were asked for");
     CHECK_FAILS(safe_read_slice(&reader, t, UINT64_MAX - 3, 8, slice, &error), error, "were asked for");
+    CHECK_OK(safe_read_part(&reader, "weight", SAFE_F32, 6, 1, 2, slice, &error), error);
+    CHECK(slice[0] == -2.0f && slice[1] == 3.0f, "part");
+    CHECK_OK(safe_read_part(&reader, "weight", SAFE_F32, 6, 6, 0, NULL, &error), error);
+    CHECK_OK(safe_read_part(&reader, "mask", SAFE_U8, 3, 2, 1, mask, &error), error);
+    CHECK(mask[0] == 255, "part of the mask");
+    CHECK_FAILS(safe_read_part(&reader, "weight", SAFE_F32, 6, 5, 2, slice, &error), error, "has 6 values; 2 from 5 were asked for");
+    CHECK_FAILS(safe_read_part(&reader, "weight", SAFE_F32, 6, 7, 0, slice, &error), error, "0 from 7 were asked for");
+    CHECK_FAILS(safe_read_part(&reader, "weight", SAFE_F32, 6, UINT64_MAX, 2, slice, &error), error, "were asked for");
+    CHECK_FAILS(safe_read_part(&reader, "weight", SAFE_F32, 6, 1, SIZE_MAX, slice, &error), error, "were asked for");
+    CHECK_FAILS(safe_read_part(&reader, "weight", SAFE_F32, 7, 0, 1, slice, &error), error, "as 7 values of F32, found 6 of F32");
+    CHECK_FAILS(safe_read_part(&reader, "weight", SAFE_F16, 12, 0, 1, slice, &error), error, "values of F16, found 6 of F32");
+    CHECK_FAILS(safe_read_part(&reader, "no", SAFE_F32, 6, 0, 1, slice, &error), error, "expected tensor \"no\", found none");
     CHECK_FAILS(safe_read(&reader, "weigh", SAFE_F32, 6, weight, &error), error, "expected tensor \"weigh\", found none");
     CHECK_FAILS(safe_read(&reader, "weight", SAFE_F32, 5, weight, &error), error, "as 5 values of F32, found 6 of F32");
     CHECK_FAILS(safe_read(&reader, "weight", SAFE_I32, 6, weight, &error), error, "values of I32, found 6 of F32");
@@ -364,7 +380,7 @@ static void files_safetensors_bytes(void) {
     CHECK_OK(safe_writer_commit(&writer, &error), error);
     uint8_t* found = files_slurp(path, &bytes);
     CHECK(bytes == header + 20 && memcmp(found, expected, bytes) == 0, "expected %s, found %s", expected + 8, found + 8);
-    CHECK(writer.file.size == bytes && writer.file.crc == files_slow_crc(found, bytes), "size or checksum of the record");
+    CHECK(writer.part.file.size == bytes && writer.part.file.crc == files_slow_crc(found, bytes), "size or checksum of the record");
     free(found);
     safe_writer_init(&writer);
     u = safe_writer_tensor(&writer, "u", SAFE_U8, 1, &four);
@@ -376,6 +392,104 @@ static void files_safetensors_bytes(void) {
     u = safe_writer_tensor(&writer, "u", SAFE_U8, 1, &four);
     CHECK_OK(safe_writer_create(&writer, files_path("long.safetensors"), &error), error);
     CHECK_FAILS(safe_writer_put(&writer, u, 3, data, 2, &error), error, "has 4 bytes; 2 at 3 were given");
+}
+
+// One file from three writers, each with its own pieces, is to the byte that of one writer; sizes and checksums add up.
+static void files_written_by_several(void) {
+    static float values[READER_MODEL_ELEMENTS];
+    const uint64_t shape[2] = {READER_MODEL_ELEMENTS, 1}, three = 3;
+    const uint8_t codes[3] = {7, 8, 9};
+    const char* names[4] = {files_path("one.bin"), files_path("three.bin"), files_path("one.safetensors"), files_path("three.safetensors")};
+    static ModelWriter models[4];
+    static SafeWriter states[4];
+    Error error;
+    reader_model_values(values);
+    for (int i = 0; i < 4; i++) { // writer 0 alone; 1 with 2 and 3, which join
+        const char *model = names[i > 0], *state = names[2 + (i > 0)];
+        CHECK_OK(i < 2 ? model_writer_create(&models[i], model, &reader_model, MODEL_BF16, &error)
+                       : model_writer_join(&models[i], model, &reader_model, MODEL_BF16, (long)getpid(), &error), error);
+        safe_writer_init(&states[i]);
+        safe_writer_tensor(&states[i], "codes", SAFE_U8, 1, &three);
+        safe_writer_tensor(&states[i], "m", SAFE_F32, 2, shape);
+        CHECK_OK(i < 2 ? safe_writer_create(&states[i], state, &error) : safe_writer_join(&states[i], state, (long)getpid(), &error), error);
+    }
+    CHECK_OK(model_writer_put(&models[0], 0, values, MODEL_FP32, READER_MODEL_ELEMENTS, &error), error);
+    CHECK_OK(safe_writer_put(&states[0], 1, 0, values, sizeof(values), &error), error);
+    CHECK_OK(safe_writer_put(&states[0], 0, 0, codes, 3, &error), error);
+    for (size_t at = 0, i = 0; at < READER_MODEL_ELEMENTS; at += 37, i++) { // 28 pieces, dealt from the last to the first
+        size_t first = (READER_MODEL_ELEMENTS - 1 - at) / 37 * 37, n = min_size(37, READER_MODEL_ELEMENTS - first);
+        CHECK_OK(model_writer_put(&models[1 + i % 3], first, values + first, MODEL_FP32, n, &error), error);
+        CHECK_OK(safe_writer_put(&states[1 + i % 3], 1, first * 4, values + first, n * 4, &error), error);
+    }
+    CHECK_OK(safe_writer_put(&states[3], 0, 0, codes, 3, &error), error);
+    for (int i = 2; i < 4; i++) {
+        CHECK_OK(model_writer_sync(&models[i], &error), error);
+        CHECK_OK(safe_writer_sync(&states[i], &error), error);
+        model_writer_add(&models[1], models[i].sum);
+        for (int k = 0; k < 2; k++) { safe_writer_add(&states[1], k, states[i].table.tensors[k].sum); }
+        model_writer_abandon(&models[i]);
+        safe_writer_abandon(&states[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(model_writer_commit(&models[i], &error), error);
+        CHECK_OK(safe_writer_commit(&states[i], &error), error);
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        size_t bytes[2];
+        uint8_t *one = files_slurp(names[2 * kind], &bytes[0]), *three_parts = files_slurp(names[2 * kind + 1], &bytes[1]);
+        const FileWriter* record = kind ? &states[1].part.file : &models[1].part.file;
+        CHECK(bytes[0] > 2000 && bytes[0] == bytes[1] && memcmp(one, three_parts, bytes[0]) == 0, "kind %d: %zu and %zu bytes", kind, bytes[0],
+              bytes[1]);
+        CHECK(record->size == bytes[1] && record->crc == crc32c(0, three_parts, bytes[1]), "kind %d: size or checksum of the record", kind);
+        free(one);
+        free(three_parts);
+    }
+}
+
+// Joining what is not there, or another file; one that joined neither finishes nor removes it.
+static void files_joined(void) {
+    const char* path = files_path("joined.bin");
+    ModelHeader other = reader_model;
+    ModelWriter first, second;
+    SafeWriter state;
+    float value = 1.0f;
+    Error error;
+    other.layers = 3;
+    CHECK_FAILS(model_writer_join(&second, path, &reader_model, MODEL_FP32, (long)getpid(), &error), error, "cannot open");
+    CHECK_OK(model_writer_create(&first, path, &reader_model, MODEL_FP32, &error), error);
+    CHECK_FAILS(model_writer_join(&second, path, &other, MODEL_FP32, (long)getpid(), &error), error, "do all ranks run the same program");
+    safe_writer_init(&state);
+    CHECK_FAILS(safe_writer_join(&state, path, (long)getpid(), &error), error, "expected a file of");
+    CHECK_OK(model_writer_join(&second, path, &reader_model, MODEL_FP32, (long)getpid(), &error), error);
+    CHECK_FAILS(model_writer_put(&second, READER_MODEL_ELEMENTS, &value, MODEL_FP32, 1, &error), error, "were given");
+    CHECK(access(first.part.file.temporary, F_OK) == 0, "one that joined removed the file");
+    CHECK_FAILS(model_writer_commit(&first, &error), error, "0 parameters were given");
+    CHECK(access(first.part.file.temporary, F_OK) != 0 && access(path, F_OK) != 0, "an unfinished file is there");
+}
+
+// The disk fills up in the middle of a piece: one line; what joined leaves the file, what made it removes it.
+static void files_disk_full(void) {
+    static float values[READER_MODEL_ELEMENTS];
+    const char* path = files_path("full.bin");
+    ModelWriter writers[2];
+    struct rlimit before, limit;
+    Error error;
+    CHECK_OK(model_writer_create(&writers[0], path, &reader_model, MODEL_FP32, &error), error);
+    CHECK_OK(model_writer_join(&writers[1], path, &reader_model, MODEL_FP32, (long)getpid(), &error), error);
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before;
+    limit.rlim_cur = 3000;
+    for (int i = 1; i >= 0; i--) {
+        fflush(stdout);
+        setrlimit(RLIMIT_FSIZE, &limit);
+        error.text[0] = 0;
+        bool good = model_writer_put(&writers[i], 0, values, MODEL_FP32, READER_MODEL_ELEMENTS, &error);
+        setrlimit(RLIMIT_FSIZE, &before);
+        CHECK(!good && strncmp(error.text, "writing ", 8) == 0 && strstr(error.text, strerror(EFBIG)), "message: %s", error.text);
+        CHECK((access(writers[0].part.file.temporary, F_OK) == 0) == (i == 1), "writer %d: expected the file %s", i, i ? "left" : "removed");
+    }
+    signal(SIGXFSZ, handler);
 }
 
 // A header text with its size field and `data` bytes of data must be refused with this part in the message ("" for accepted).
@@ -544,6 +658,9 @@ static const TestRow files_tests[] = {
     {"files: debug state, bytes and back", files_debug_state},
     {"files: safetensors of the Python package are read", files_safetensors_python},
     {"files: safetensors are written as laid down", files_safetensors_bytes},
+    {"files: three writers of one file make that of one", files_written_by_several},
+    {"files: a file that another writer made", files_joined},
+    {"files: a disk that fills up in the middle of a piece", files_disk_full},
     {"files: hostile safetensors headers are refused", files_safetensors_hostile},
     {"files: a damaged tensor is found by its checksum", files_safetensors_damaged},
     {"files: every reader against damaged files", files_readers_damaged},

@@ -4,8 +4,8 @@
 // Saving fills a hidden folder OUT/.step_00001000.tmp.PID, syncs every file, writes DONE last and renames the folder: under its final
 // name a checkpoint is whole or absent, at whatever instant the machine stops. A folder counts only if DONE is whole and all sizes
 // agree; checksums are read before one is resumed. Deleting renames to OUT/.trash.* first. What dead runs left is removed by the next
-// save; a PID says which those are, so a run holds
-// OUT by its lock (run_lock.h). One rank calls these functions.
+// save; a PID says which those are, so a run holds OUT by its lock (run_lock.h). One rank calls these functions; others only join the
+// hidden folder (checkpoint_join) to write their part of its files.
 #pragma once
 #include "../dataloader/file.h"
 #include "run_lock.h"
@@ -32,6 +32,7 @@ typedef struct {
 typedef struct {
     char folder[PATH_MAX]; // where the files are written, hidden
     char final[PATH_MAX];
+    bool joined;                 // another rank made the folder, and publishes or removes it
     CheckpointManifest manifest; // of the files whose checksums are known already
 } CheckpointWriter;
 
@@ -325,11 +326,16 @@ bool checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Saving.
 
-// Makes the hidden folder (and OUT), after removing what dead runs left there.
-bool checkpoint_begin(CheckpointWriter* writer, const char* out, uint64_t step, Error* error) {
+static void checkpoint_writer_init(CheckpointWriter* writer, uint64_t step) {
     memset(&writer->manifest, 0, sizeof(writer->manifest));
     writer->manifest.step = step;
-    writer->folder[0] = 0;
+    writer->folder[0] = writer->final[0] = 0;
+    writer->joined = false;
+}
+
+// Makes the hidden folder (and OUT), after removing what dead runs left there.
+bool checkpoint_begin(CheckpointWriter* writer, const char* out, uint64_t step, Error* error) {
+    checkpoint_writer_init(writer, step);
     if (!out[0]) { return fail(error, "a checkpoint needs a folder; give one with --output"); }
     if (!folder_make(out, error) || !checkpoint_remove_stale(out, error) || !checkpoint_folder(writer->final, out, step, error)) {
         return false;
@@ -339,6 +345,22 @@ bool checkpoint_begin(CheckpointWriter* writer, const char* out, uint64_t step, 
     if (mkdir(folder, 0777) != 0) { return fail(error, "cannot make folder %s: %s", folder, strerror(errno)); }
     strcpy(writer->folder, folder);
     return true;
+}
+
+// Whether this host has the folder that another rank made or found.
+bool checkpoint_sees(const char* folder, Error* error) {
+    struct stat status;
+    char host[HOST_NAME_MAX + 1] = "unknown";
+    if (stat(folder, &status) == 0 && S_ISDIR(status.st_mode)) { return true; }
+    gethostname(host, sizeof(host) - 1);
+    return fail(error, "host %s does not see %s: --output must lie on a file system that all ranks share", host, folder);
+}
+
+// The hidden folder OUT/name that another rank began.
+bool checkpoint_join(CheckpointWriter* writer, const char* out, uint64_t step, const char* name, Error* error) {
+    checkpoint_writer_init(writer, step);
+    writer->joined = true;
+    return checkpoint_name(writer->folder, error, "%s/%s", out, name) && checkpoint_sees(writer->folder, error);
 }
 
 // Spares checkpoint_commit the reading of a file that was written, and committed, through `file`.
@@ -353,10 +375,10 @@ void checkpoint_record(CheckpointWriter* writer, const FileWriter* file) {
     f->crc = file->crc;
 }
 
-// Removes what was written. error (may be NULL) holds the reason and becomes the line for the user.
+// Removes what was written, on the rank that began. error (may be NULL) holds the reason and becomes the line for the user.
 void checkpoint_abandon(CheckpointWriter* writer, Error* error) {
     Error second, reason;
-    if (writer->folder[0]) { checkpoint_remove(writer->folder, &second); }
+    if (writer->folder[0] && !writer->joined) { checkpoint_remove(writer->folder, &second); }
     writer->folder[0] = 0;
     if (!error || !error->text[0]) { return; }
     reason = *error;
@@ -428,12 +450,9 @@ static bool checkpoint_publish(const CheckpointWriter* writer, Error* error) {
     return true;
 }
 
-// Seals the folder and gives it its final name. On failure it is removed and error holds the line for the user.
-bool checkpoint_commit(CheckpointWriter* writer, Error* error) {
-    bool good = checkpoint_seal(writer, error) && checkpoint_publish(writer, error);
-    if (!good) { checkpoint_abandon(writer, error); }
-    writer->folder[0] = 0;
-    return good;
+// Seals the folder and gives it its final name. On failure the caller abandons it.
+bool checkpoint_commit(const CheckpointWriter* writer, Error* error) {
+    return checkpoint_seal(writer, error) && checkpoint_publish(writer, error);
 }
 
 // Bytes that a checkpoint takes, for disk_space_check: the model file, `state_bytes` of state in `tensors` tensors, and some for

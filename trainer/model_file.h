@@ -4,10 +4,12 @@
 //     wte (Vp,C) wpe (maxT,C) ln1w (L,C) ln1b (L,C) qkvw (L,3C,C) qkvb (L,3C) attprojw (L,C,C) attprojb (L,C) ln2w (L,C) ln2b (L,C)
 //     fcw (L,4C,C) fcb (L,4C) fcprojw (L,C,4C) fcprojb (L,C) lnfw (C) lnfb (C); the output head is wte. Rows V..Vp-1 of wte are zero.
 // The file's order is the order of the parameter block in memory. Either version is read into fp32 or bf16 memory and written from
-// either, in pieces: the model is never held twice. The size is checked to the byte before anything is allocated.
+// either, in pieces: the model is never held twice. The size is checked to the byte before anything is allocated. Pieces are written in
+// any order, and by several ranks at once (file_part.h).
 #pragma once
 #include "../dataloader/file.h"
 #include "../kernels/floatx.cuh"
+#include "file_part.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "files are little-endian and are read as they lie: this machine needs byte swaps that are not written"
@@ -38,10 +40,10 @@ typedef struct {
 } ModelReader;
 
 typedef struct {
-    FileWriter file;
+    FilePart part;
     ModelHeader header;
     int version;
-    uint64_t written; // elements
+    PartSum sum; // elements written, and their share in the checksum of the file
 } ModelWriter;
 
 static size_t model_element_bytes(int version) {
@@ -251,26 +253,48 @@ bool model_file_read(const char* path, const ModelHeader* expected, void* out, i
     return good;
 }
 
-bool model_writer_create(ModelWriter* writer, const char* path, const ModelHeader* header, int version, Error* error) {
-    int32_t h[MODEL_FILE_HEADER_BYTES / 4] = {MODEL_FILE_MAGIC, version,       header->max_seq_len, header->vocab_size,
-                                              header->layers,   header->heads, header->channels,    header->padded_vocab};
-    writer->file.fd = -1;
+static bool model_writer_init(ModelWriter* writer, const char* path, const ModelHeader* header, int version, Error* error) {
+    file_part_init(&writer->part);
     writer->header = *header;
     writer->version = version;
-    writer->written = 0;
+    writer->sum.written = writer->sum.crc = 0;
     if (version != MODEL_FP32 && version != MODEL_BF16) { return fail(error, "%s: there is no model file version %d", path, version); }
-    return model_header_check(header, path, error) && file_create(&writer->file, path, error) &&
-           file_write(&writer->file, h, sizeof(h), error);
+    return model_header_check(header, path, error);
+}
+
+bool model_writer_create(ModelWriter* writer, const char* path, const ModelHeader* header, int version, Error* error) {
+    return model_writer_init(writer, path, header, version, error) &&
+           file_part_create(&writer->part, path, model_file_bytes(header, version), error);
+}
+
+// The file that process `maker` created at `path`.
+bool model_writer_join(ModelWriter* writer, const char* path, const ModelHeader* header, int version, long maker, Error* error) {
+    return model_writer_init(writer, path, header, version, error) &&
+           file_part_join(&writer->part, path, model_file_bytes(header, version), maker, error);
 }
 
 void model_writer_abandon(ModelWriter* writer) {
-    file_abandon(&writer->file);
+    file_part_abandon(&writer->part);
 }
 
-// The next `count` elements, of `type`, on the host. On failure the file is abandoned.
-bool model_writer_add(ModelWriter* writer, const void* elements, int type, size_t count, Error* error) {
-    writer->written += count;
-    if (type == writer->version) { return file_write(&writer->file, elements, count * model_element_bytes(type), error); }
+// One piece, of the file's type.
+static bool model_writer_put_piece(ModelWriter* writer, uint64_t first, const void* elements, size_t count, Error* error) {
+    uint64_t unit = model_element_bytes(writer->version), after = model_header_elements(&writer->header) - first - count;
+    size_t bytes = count * (size_t)unit;
+    if (!file_part_write(&writer->part, elements, bytes, MODEL_FILE_HEADER_BYTES + first * unit, error)) { return false; }
+    writer->sum.crc ^= crc32c_share(crc32c(0, elements, bytes), after * unit);
+    writer->sum.written += count;
+    return true;
+}
+
+// Elements first..first+count-1 in file order, of `type`, on the host; each once. On failure the file is abandoned.
+bool model_writer_put(ModelWriter* writer, uint64_t first, const void* elements, int type, size_t count, Error* error) {
+    uint64_t all = model_header_elements(&writer->header);
+    if (first > all || count > all - first) {
+        model_writer_abandon(writer);
+        return fail(error, "%s has %" PRIu64 " parameters; %zu from %" PRIu64 " were given", writer->part.file.path, all, count, first);
+    }
+    if (type == writer->version) { return model_writer_put_piece(writer, first, elements, count, error); }
     union {
         float wide[8192];
         uint16_t half[8192];
@@ -284,20 +308,36 @@ bool model_writer_add(ModelWriter* writer, const void* elements, int type, size_
             const uint16_t* from = (const uint16_t*)elements + done;
             for (size_t i = 0; i < n; i++) { piece.wide[i] = bf16_to_float(from[i]); }
         }
-        if (!file_write(&writer->file, &piece, n * model_element_bytes(writer->version), error)) { return false; }
+        if (!model_writer_put_piece(writer, first + done, &piece, n, error)) { return false; }
         done += n;
     }
     return true;
 }
 
-// Afterwards writer->file.size and .crc describe the file (checkpoint_record takes them).
+bool model_writer_sync(ModelWriter* writer, Error* error) {
+    return file_part_sync(&writer->part, error);
+}
+
+// What another rank put into the same file.
+void model_writer_add(ModelWriter* writer, PartSum sum) {
+    writer->sum.written += sum.written;
+    writer->sum.crc ^= sum.crc;
+}
+
+// Afterwards writer->part.file.size and .crc describe the file (checkpoint_record takes them).
 bool model_writer_commit(ModelWriter* writer, Error* error) {
-    uint64_t expected = model_header_elements(&writer->header);
-    if (writer->written != expected) {
+    const ModelHeader* m = &writer->header;
+    int32_t h[MODEL_FILE_HEADER_BYTES / 4] = {MODEL_FILE_MAGIC, writer->version, m->max_seq_len, m->vocab_size,
+                                              m->layers,        m->heads,        m->channels,    m->padded_vocab};
+    uint64_t expected = model_header_elements(m);
+    FileWriter* file = &writer->part.file;
+    if (writer->sum.written != expected) {
         model_writer_abandon(writer);
-        return fail(error, "%s: %" PRIu64 " parameters were given for a model of %" PRIu64, writer->file.path, writer->written, expected);
+        return fail(error, "%s: %" PRIu64 " parameters were given for a model of %" PRIu64, file->path, writer->sum.written, expected);
     }
-    return file_commit(&writer->file, error);
+    file->size = model_file_bytes(m, writer->version);
+    file->crc = crc32c_share(crc32c(0, h, sizeof(h)), file->size - sizeof(h)) ^ (uint32_t)writer->sum.crc;
+    return file_part_write(&writer->part, h, sizeof(h), 0, error) && file_commit(file, error);
 }
 
 // The whole model from host memory of `type`; record (may be NULL) receives size and CRC for checkpoint_record.
@@ -305,8 +345,8 @@ bool model_file_write(const char* path, const ModelHeader* header, int version, 
                       Error* error) {
     ModelWriter writer;
     bool good = model_writer_create(&writer, path, header, version, error) &&
-                model_writer_add(&writer, elements, type, (size_t)model_header_elements(header), error) &&
+                model_writer_put(&writer, 0, elements, type, (size_t)model_header_elements(header), error) &&
                 model_writer_commit(&writer, error);
-    if (good && record) { *record = writer.file; }
+    if (good && record) { *record = writer.part.file; }
     return good;
 }

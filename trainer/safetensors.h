@@ -7,6 +7,7 @@
 #pragma once
 #include "../dataloader/file.h"
 #include "../dataloader/utf8.h"
+#include "file_part.h"
 
 #define SAFE_MAX_DIMS 8
 #define SAFE_MAX_HEADER ((uint64_t)16 << 20)
@@ -34,7 +35,7 @@ typedef struct {
     uint64_t begin, end; // bytes, counted from the start of the data
     uint32_t crc;        // of the data
     bool has_crc;
-    uint64_t written; // bytes so far (writer)
+    PartSum sum; // bytes so far, their share in the checksum (writer)
 } SafeTensor;
 
 typedef struct {
@@ -89,29 +90,6 @@ static bool safe_tensor_bytes(SafeType type, int dims, const uint64_t* shape, ui
     }
     if (empty) { *bytes = 0; }
     return fits || empty;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------------
-// CRC of a whole from the CRCs of its parts, in any order: crc(A B) = crc(A) x^(8 |B|) + crc(B) over GF(2), modulo the polynomial.
-
-// Both in the reflected form of crc32c: bit 31 is x^0.
-static uint32_t crc32c_multiply(uint32_t a, uint32_t b) {
-    uint32_t product = 0;
-    for (; a; a <<= 1) {
-        if (a & 0x80000000u) { product ^= b; }
-        b = b & 1 ? (b >> 1) ^ 0x82F63B78u : b >> 1;
-    }
-    return product;
-}
-
-// The share of a part in the CRC of a whole in which `bytes` bytes follow it; the shares of all parts are XORed.
-uint32_t crc32c_share(uint32_t crc, uint64_t bytes) {
-    uint32_t power = 1u << 23; // x^8
-    for (; bytes; bytes >>= 1) {
-        if (bytes & 1) { crc = crc32c_multiply(power, crc); }
-        power = crc32c_multiply(power, power);
-    }
-    return crc;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -493,18 +471,40 @@ bool safe_verify(const SafeReader* reader, const SafeTensor* tensor, Error* erro
     return good && safe_check_crc(reader, tensor, crc, error);
 }
 
-// The tensor of this name, which must be of this type and have `count` elements, whole and with its checksum verified.
-bool safe_read(const SafeReader* reader, const char* name, SafeType type, uint64_t count, void* out, Error* error) {
+// The tensor of this name, which must be of this type and have `count` elements in all; NULL, with the error set, if not.
+static const SafeTensor* safe_expect(const SafeReader* reader, const char* name, SafeType type, uint64_t count, Error* error) {
     const SafeTensor* t = safe_find(reader, name);
     if (!t) {
-        return fail(error, "%s: expected tensor \"%s\", found none of this name; was it written with other options?", reader->file.path,
-                    name);
+        fail(error, "%s: expected tensor \"%s\", found none of this name; was it written with other options?", reader->file.path, name);
+        return NULL;
     }
-    uint64_t bytes = t->end - t->begin, unit = safe_types[t->type].bytes;
-    if (t->type != type || bytes / unit != count) {
-        return fail(error,
-                    "%s: expected tensor \"%s\" as %" PRIu64 " values of %s, found %" PRIu64 " of %s; was it written with other options?",
-                    reader->file.path, name, count, safe_types[type].name, bytes / unit, safe_types[t->type].name);
+    uint64_t found = (t->end - t->begin) / safe_types[t->type].bytes;
+    if (t->type != type || found != count) {
+        fail(error,
+             "%s: expected tensor \"%s\" as %" PRIu64 " values of %s, found %" PRIu64 " of %s; was it written with other options?",
+             reader->file.path, name, count, safe_types[type].name, found, safe_types[t->type].name);
+        return NULL;
     }
-    return safe_read_slice(reader, t, 0, (size_t)bytes, out, error) && safe_check_crc(reader, t, crc32c(0, out, (size_t)bytes), error);
+    return t;
+}
+
+// The tensor of this name, type and number of elements, whole and with its checksum verified.
+bool safe_read(const SafeReader* reader, const char* name, SafeType type, uint64_t count, void* out, Error* error) {
+    const SafeTensor* t = safe_expect(reader, name, type, count, error);
+    if (!t) { return false; }
+    size_t bytes = (size_t)(t->end - t->begin);
+    return safe_read_slice(reader, t, 0, bytes, out, error) && safe_check_crc(reader, t, crc32c(0, out, bytes), error);
+}
+
+// Elements first..first+count-1 of the tensor of this name and type with `total` elements; no checksum (see safe_verify).
+bool safe_read_part(const SafeReader* reader, const char* name, SafeType type, uint64_t total, uint64_t first, size_t count, void* out,
+                    Error* error) {
+    const SafeTensor* t = safe_expect(reader, name, type, total, error);
+    uint64_t unit = safe_types[type].bytes;
+    if (!t) { return false; }
+    if (first > total || count > total - first) {
+        return fail(error, "%s: tensor \"%s\" has %" PRIu64 " values; %zu from %" PRIu64 " were asked for", reader->file.path, name, total,
+                    count, first);
+    }
+    return safe_read_slice(reader, t, first * unit, (size_t)(count * unit), out, error);
 }

@@ -1,11 +1,13 @@
 // safetensors_writer.h - the writing half of safetensors.h. Order of calls: safe_writer_init; safe_writer_tensor for each tensor and
 // safe_writer_text for metadata; safe_writer_create; safe_writer_put for pieces of tensors, in any order, each byte once;
-// safe_writer_commit (or safe_writer_abandon). The header is written twice, the second time with the checksums, at the same length.
+// safe_writer_commit (or safe_writer_abandon), which writes the header with the checksums.
+// Several ranks write one file when all declare the same, one creates it, the others safe_writer_join it, each puts its pieces and
+// calls safe_writer_sync; the first then takes the others' sums by safe_writer_add and commits.
 #pragma once
 #include "safetensors.h"
 
 typedef struct {
-    FileWriter file;
+    FilePart part;
     SafeTable table; // in the order of the calls
     uint64_t header; // bytes, the size field not counted
     uint64_t data;   // bytes of all tensors
@@ -48,7 +50,7 @@ static char* safe_copy(const char* text) {
 
 void safe_writer_init(SafeWriter* writer) {
     memset(writer, 0, sizeof(*writer));
-    writer->file.fd = -1;
+    file_part_init(&writer->part);
 }
 
 // Declares a tensor; returns its number for safe_writer_put. Names must differ.
@@ -75,7 +77,7 @@ void safe_writer_number(SafeWriter* writer, const char* key, uint64_t value) {
 }
 
 // Large elements come first in the data, so that all are aligned.
-static bool safe_writer_place(SafeWriter* writer, const char* path, Error* error) {
+static bool safe_writer_place_tensors(SafeWriter* writer, const char* path, Error* error) {
     SafeTable* table = &writer->table;
     writer->data = 0;
     for (uint64_t unit = 8; unit > 0; unit /= 2) {
@@ -110,7 +112,7 @@ static ByteBuffer safe_writer_header(const SafeWriter* writer) {
         bytes_append(&key, table->tensors[i].name, strlen(table->tensors[i].name) + 1);
         if (i + table->text_count > 0) { bytes_append(&b, ",", 1); }
         safe_append_text(&b, (const char*)key.data);
-        safe_append_format(&b, ":\"%08x\"", table->tensors[i].crc);
+        safe_append_format(&b, ":\"%08x\"", (uint32_t)table->tensors[i].sum.crc);
         free(key.data);
     }
     bytes_append(&b, "}", 1);
@@ -129,37 +131,35 @@ static ByteBuffer safe_writer_header(const SafeWriter* writer) {
     return b;
 }
 
+// Sizes of header and data; checksums have a fixed width.
+static bool safe_writer_place(SafeWriter* writer, const char* path, Error* error) {
+    if (!safe_writer_place_tensors(writer, path, error)) { return false; }
+    ByteBuffer header = safe_writer_header(writer);
+    writer->header = header.count - 8;
+    free(header.data);
+    return writer->header <= SAFE_MAX_HEADER ||
+           fail(error, "%s: names and texts of %" PRIu64 " bytes are too long for a header", path, writer->header);
+}
+
 void safe_writer_abandon(SafeWriter* writer) {
-    file_abandon(&writer->file);
+    file_part_abandon(&writer->part);
     safe_table_free(&writer->table);
 }
 
 // On failure, here and below, the file is abandoned.
 bool safe_writer_create(SafeWriter* writer, const char* path, Error* error) {
-    bool good = safe_writer_place(writer, path, error) && file_create(&writer->file, path, error);
-    if (good) {
-        ByteBuffer header = safe_writer_header(writer);
-        writer->header = header.count - 8;
-        good = writer->header <= SAFE_MAX_HEADER ||
-               fail(error, "%s: names and texts of %" PRIu64 " bytes are too long for a header", path, writer->header);
-        good = good && file_write(&writer->file, header.data, header.count, error);
-        free(header.data);
-    }
+    bool good = safe_writer_place(writer, path, error) &&
+                file_part_create(&writer->part, path, 8 + writer->header + writer->data, error);
     if (!good) { safe_writer_abandon(writer); }
     return good;
 }
 
-static bool safe_write_at(FileWriter* file, const void* data, size_t bytes, uint64_t offset, Error* error) {
-    const char* at = (const char*)data;
-    while (bytes > 0) {
-        ssize_t put = pwrite(file->fd, at, min_size(bytes, (size_t)1 << 30), (off_t)offset);
-        if (put < 0 && errno == EINTR) { continue; }
-        if (put < 0) { return fail(error, "writing %s: %s", file->path, strerror(errno)); }
-        at += put;
-        bytes -= (size_t)put;
-        offset += (uint64_t)put;
-    }
-    return true;
+// The file that process `maker` created at `path`.
+bool safe_writer_join(SafeWriter* writer, const char* path, long maker, Error* error) {
+    bool good = safe_writer_place(writer, path, error) &&
+                file_part_join(&writer->part, path, 8 + writer->header + writer->data, maker, error);
+    if (!good) { safe_writer_abandon(writer); }
+    return good;
 }
 
 // `bytes` bytes at byte `first` of tensor number `index`.
@@ -169,38 +169,52 @@ bool safe_writer_put(SafeWriter* writer, int index, uint64_t first, const void* 
     uint64_t size = t->end - t->begin;
     bool good = first <= size && bytes <= size - first;
     if (!good) {
-        fail(error, "%s: tensor \"%s\" has %" PRIu64 " bytes; %zu at %" PRIu64 " were given", writer->file.path, t->name, size, bytes,
+        fail(error, "%s: tensor \"%s\" has %" PRIu64 " bytes; %zu at %" PRIu64 " were given", writer->part.file.path, t->name, size, bytes,
              first);
     }
-    good = good && safe_write_at(&writer->file, data, bytes, 8 + writer->header + t->begin + first, error);
+    good = good && file_part_write(&writer->part, data, bytes, 8 + writer->header + t->begin + first, error);
     if (!good) {
         safe_writer_abandon(writer);
         return false;
     }
-    t->crc ^= crc32c_share(crc32c(0, data, bytes), size - first - bytes);
-    t->written += bytes;
+    t->sum.crc ^= crc32c_share(crc32c(0, data, bytes), size - first - bytes);
+    t->sum.written += bytes;
     return true;
 }
 
-// Afterwards writer->file.size and .crc describe the file (checkpoint_record takes them).
+bool safe_writer_sync(SafeWriter* writer, Error* error) {
+    if (file_part_sync(&writer->part, error)) { return true; }
+    safe_writer_abandon(writer);
+    return false;
+}
+
+// What another rank put into tensor number `index`: its table.tensors[index].sum.
+void safe_writer_add(SafeWriter* writer, int index, PartSum sum) {
+    PartSum* all = &writer->table.tensors[index].sum;
+    all->written += sum.written;
+    all->crc ^= sum.crc;
+}
+
+// Afterwards writer->part.file.size and .crc describe the file (checkpoint_record takes them).
 bool safe_writer_commit(SafeWriter* writer, Error* error) {
     SafeTable* table = &writer->table;
+    FileWriter* file = &writer->part.file;
     bool good = true;
     for (size_t i = 0; good && i < table->count; i++) {
         const SafeTensor* t = &table->tensors[i];
-        good = t->written == t->end - t->begin || fail(error, "%s: tensor \"%s\" got %" PRIu64 " of its %" PRIu64 " bytes",
-                                                       writer->file.path, t->name, t->written, t->end - t->begin);
+        good = t->sum.written == t->end - t->begin || fail(error, "%s: tensor \"%s\" got %" PRIu64 " of its %" PRIu64 " bytes", file->path,
+                                                           t->name, t->sum.written, t->end - t->begin);
     }
     ByteBuffer header = safe_writer_header(writer);
-    good = good && safe_write_at(&writer->file, header.data, header.count, 0, error);
-    writer->file.size = header.count + writer->data;
-    writer->file.crc = crc32c_share(crc32c(0, header.data, header.count), writer->data);
+    good = good && file_part_write(&writer->part, header.data, header.count, 0, error);
+    file->size = header.count + writer->data;
+    file->crc = crc32c_share(crc32c(0, header.data, header.count), writer->data);
     for (size_t i = 0; i < table->count; i++) {
-        writer->file.crc ^= crc32c_share(table->tensors[i].crc, writer->data - table->tensors[i].end);
+        file->crc ^= crc32c_share((uint32_t)table->tensors[i].sum.crc, writer->data - table->tensors[i].end);
     }
     free(header.data);
-    good = good && file_commit(&writer->file, error);
-    if (!good) { file_abandon(&writer->file); }
+    good = good && file_commit(file, error);
+    if (!good) { file_part_abandon(&writer->part); }
     safe_table_free(table);
     return good;
 }

@@ -59,13 +59,13 @@ static bool selfcheck_steps(Trainer* t, int count, double* losses, Error* error)
     return true;
 }
 
-// CRC-32C over weights, masters and optimizer state.
+// CRC-32C over weights, masters and optimizer state, on one rank, which holds all.
 static uint32_t selfcheck_digest(const Trainer* t) {
     struct {
         const void* data;
         size_t bytes;
-    } parts[] = {{t->gpt.params, t->gpt.table.elements * sizeof(floatX)}, {t->slots[0], t->gpt.table.packed * sizeof(float)},
-                 {t->slots[1], t->gpt.table.packed * sizeof(float)}, {t->master, t->master ? t->gpt.table.packed * sizeof(float) : 0}};
+    } parts[] = {{t->gpt.params, t->gpt.table.elements * sizeof(floatX)}, {t->slots[0], t->zero.held * sizeof(float)},
+                 {t->slots[1], t->zero.held * sizeof(float)}, {t->master, t->master ? t->zero.held * sizeof(float) : 0}};
     uint32_t crc = 0;
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
         char* copy = (char*)need(malloc(max_size(parts[i].bytes, 1)));

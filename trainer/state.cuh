@@ -1,213 +1,204 @@
 // state.cuh - a run's state in and out of a checkpoint folder: model_%08d.bin (weights, llm.c's format), state.safetensors (optimizer
 // slots "adamw.m.qkvw", fp32 masters "master.qkvw", windows of the outlier detectors, and as metadata step and data position),
 // config.txt (all options). Tensors are whole and unpadded: nothing depends on how the run was cut up.
+// Every rank writes the units that it owns (state_save.cuh) and reads those that it keeps, at their places in the same files.
 // Included by train_gpt.cu after the trainer.
 #pragma once
 
 #define STATE_FORMAT "train_gpt 1"
-#define STATE_PIECE ((size_t)4 << 20) // floats moved at a time
+#define STATE_PIECE ((size_t)1 << 20) // values moved at a time
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// What this rank moves
+
+enum { STATE_OWNED, STATE_HELD, STATE_WEIGHTS }; // units to save; those with optimizer state here; those with weights here
+
+// Units of one tensor that follow each other, hence lie side by side in the files and in this rank's memory.
+typedef struct {
+    size_t unit, next; // the first, and the one after the last
+    int tensor;
+    size_t first;      // element of the tensor, counted over all layers without padding
+    size_t count;
+} StateSlice;
+
+static bool state_moves(const Trainer* t, int which, size_t u) {
+    if (which == STATE_OWNED) { return zero_owns(&t->zero, u); }
+    return (which == STATE_WEIGHTS && t->zero.stage < 3) || zero_holds(&t->zero, u);
+}
+
+// The slice after *s, which starts as zeros; false at the end.
+static bool state_slice_next(const Trainer* t, int which, StateSlice* s) {
+    const ParamTable* table = &t->gpt.table;
+    size_t u = s->next;
+    while (u < table->unit_count && !state_moves(t, which, u)) { u++; }
+    if (u == table->unit_count) { return false; }
+    const Unit* first = &table->units[u];
+    s->unit = u;
+    s->tensor = first->tensor;
+    s->first = ((size_t)first->layer * table->tensors[s->tensor].real_rows + first->row) * first->cols;
+    s->count = 0;
+    for (; u < table->unit_count && state_moves(t, which, u); u++) {
+        const Unit* unit = &table->units[u];
+        if (unit->tensor != s->tensor || unit->offset != first->offset + s->count) { break; }
+        s->count += unit->count;
+    }
+    s->next = u;
+    return true;
+}
 
 // One array of the packed layout (optimizer slot or masters) under "prefix.tensor".
 typedef struct {
     char prefix[24];
-    float* packed;
+    float* packed; // (zero.held), NULL where that is 0
+    bool masters;
 } StateArray;
+
+static bool state_has_masters(const Trainer* t) {
+#ifdef FLOATX_BF16
+    return t->options->master_weights;
+#else
+    (void)t;
+    return false;
+#endif
+}
 
 static int state_arrays(const Trainer* t, StateArray* arrays) {
     int count = 0;
-    for (int i = 0; i < adamw_info.slots; i++) {
+    for (int i = 0; i < adamw_info.slots; i++, count++) {
         snprintf(arrays[count].prefix, sizeof(arrays[count].prefix), "%s.%s", adamw_info.name, adamw_info.slot_names[i]);
-        arrays[count++].packed = t->slots[i];
+        arrays[count].packed = t->slots[i];
+        arrays[count].masters = false;
     }
-    if (t->master) {
+    if (state_has_masters(t)) {
         strcpy(arrays[count].prefix, "master");
-        arrays[count++].packed = t->master;
+        arrays[count].packed = t->master;
+        arrays[count++].masters = true;
     }
     return count;
 }
 
-// Where a tensor begins in the packed layout; tensors follow each other there in table order, without padding.
-static size_t packed_elements(const TensorSpec* s) { return s->layers * s->real_rows * s->cols; }
+static size_t state_elements(const TensorSpec* s) { return s->layers * s->real_rows * s->cols; }
 
-static void state_declare(SafeWriter* w, const Trainer* t, const StateArray* arrays, int count) {
-    for (int a = 0; a < count; a++) {
-        for (int i = 0; i < t->gpt.table.tensor_count; i++) {
-            const TensorSpec* s = &t->gpt.table.tensors[i];
-            char name[128];
-            snprintf(name, sizeof(name), "%s.%s", arrays[a].prefix, s->name);
-            const uint64_t shape[3] = {s->layers, s->real_rows, s->cols};
-            safe_writer_tensor(w, name, SAFE_F32, 3, shape);
-        }
-    }
-    const uint64_t window = OUTLIER_WINDOW;
-    safe_writer_tensor(w, "outlier.loss", SAFE_F64, 1, &window);
-    safe_writer_tensor(w, "outlier.norm", SAFE_F64, 1, &window);
-    safe_writer_text(w, "format", STATE_FORMAT);
-    safe_writer_text(w, "optimizer", adamw_info.name);
-    safe_writer_text(w, "weights", FLOATX_NAME);
-    safe_writer_number(w, "step", (uint64_t)t->step);
-    safe_writer_number(w, "sequence", t->sequence);
-    safe_writer_number(w, "sequence_length", (uint64_t)t->T);
-    safe_writer_number(w, "skipped", (uint64_t)t->skipped);
-    safe_writer_number(w, "outlier_values", (uint64_t)t->loss_outlier.seen);
+#include "state_save.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Reading
+
+static bool state_same_shape(const ModelReader* r, const Gpt* g, Error* error) {
+    return memcmp(&r->header, &g->config, sizeof(g->config)) == 0 || fail(error, "%s holds a model of another shape", r->file.path);
 }
 
-static bool state_write_tensors(const Trainer* t, const char* path, FileWriter* record, Error* error) {
-    StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
-    int count = state_arrays(t, arrays), index = 0;
-    SafeWriter w;
-    safe_writer_init(&w);
-    state_declare(&w, t, arrays, count);
-    if (!safe_writer_create(&w, path, error)) { return false; }
-    float* piece = (float*)host_alloc(STATE_PIECE * sizeof(float));
-    bool good = true;
-    for (int a = 0; good && a < count; a++) {
-        const float* from = arrays[a].packed;
-        for (int i = 0; good && i < t->gpt.table.tensor_count; i++, index++) {
-            size_t elements = packed_elements(&t->gpt.table.tensors[i]);
-            for (size_t at = 0; good && at < elements; at += STATE_PIECE) {
-                size_t n = min_size(STATE_PIECE, elements - at);
-                device_download(piece, from + at, n * sizeof(float));
-                good = safe_writer_put(&w, index, at * sizeof(float), piece, n * sizeof(float), error);
-            }
-            from += elements;
-        }
-    }
-    host_free(piece);
-    good = good && safe_writer_put(&w, index, 0, t->loss_outlier.values, sizeof(t->loss_outlier.values), error) &&
-           safe_writer_put(&w, index + 1, 0, t->norm_outlier.values, sizeof(t->norm_outlier.values), error) && safe_writer_commit(&w, error);
-    if (good) { *record = w.file; }
-    return good;
-}
-
-static bool state_write_model(const Trainer* t, const char* path, FileWriter* record, Error* error) {
-    ModelWriter w;
-    if (!model_writer_create(&w, path, &t->gpt.config, MODEL_FLOATX, error)) { return false; }
-    floatX* piece = (floatX*)host_alloc(STATE_PIECE * sizeof(floatX));
-    bool good = true;
-    for (size_t at = 0; good && at < t->gpt.table.elements; at += STATE_PIECE) {
-        size_t n = min_size(STATE_PIECE, t->gpt.table.elements - at);
-        device_download(piece, t->gpt.params + at, n * sizeof(floatX));
-        good = model_writer_add(&w, piece, MODEL_FLOATX, n, error);
-    }
-    host_free(piece);
-    good = good && model_writer_commit(&w, error);
-    if (good) { *record = w.file; }
-    return good;
-}
-
-// The options, below comment lines that say what wrote them.
-static bool state_write_config(const Trainer* t, const char* path, Error* error) {
-    char head[1024];
-    snprintf(head, sizeof(head), "# train_gpt %s, step %" PRId64 "\n# compiler: %s\n# build: %s\n# device: %s\n# matrix products: %s\n",
-             provenance_git(), t->step,
-             provenance_compiler(), provenance_flags(), machine_device(), gemm_description());
-    return options_save(t->options, head, path, error);
-}
-
-// Bytes of one checkpoint of this run.
-uint64_t state_bytes(const Trainer* t) {
-    StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
-    uint64_t count = (uint64_t)state_arrays(t, arrays);
-    return checkpoint_bytes(model_file_bytes(&t->gpt.config, MODEL_FLOATX), count * t->gpt.table.packed * sizeof(float), count * GPT_TENSORS);
-}
-
-// Saves the state after t->step updates as out/step_%08d; earlier checkpoints are untouched if it fails.
-bool state_save(const Trainer* t, const char* out, Error* error) {
-    CheckpointWriter writer;
-    FileWriter model, tensors;
-    char path[PATH_MAX], name[64];
-    error->text[0] = 0;
-    snprintf(name, sizeof(name), "model_%08" PRId64 ".bin", t->step);
-    bool good = checkpoint_begin(&writer, out, (uint64_t)t->step, error);
-    if (good) {
-        checkpoint_path(&writer, name, path);
-        good = state_write_model(t, path, &model, error);
-    }
-    if (good) {
-        checkpoint_record(&writer, &model);
-        checkpoint_path(&writer, "state.safetensors", path);
-        good = state_write_tensors(t, path, &tensors, error);
-    }
-    if (good) {
-        checkpoint_record(&writer, &tensors);
-        checkpoint_path(&writer, "config.txt", path);
-        good = state_write_config(t, path, error);
-    }
-    if (!good) {
-        checkpoint_abandon(&writer, error);
-        return false;
-    }
-    if (!checkpoint_commit(&writer, error)) { return false; }
-    Error reason; // what is saved is saved, even if an old one cannot be removed
-    if (!checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, (uint64_t)t->step, &reason)) {
-        fprintf(stderr, "notice: %s\n", reason.text);
+// Elements first..first+count-1 of the file to `to` on the device; NULL: only looked at.
+static bool state_read_elements(ModelReader* r, size_t first, size_t count, floatX* to, floatX* piece, Error* error) {
+    for (size_t at = 0; at < count; at += STATE_PIECE) {
+        size_t n = min_size(STATE_PIECE, count - at);
+        if (!model_reader_read(r, first + at, n, piece, MODEL_FLOATX, error)) { return false; }
+        if (!to) { continue; }
+        device_upload(to + at, piece, n * sizeof(floatX));
+        device_sync();
     }
     return true;
 }
 
-// ---- reading ----
-
-// Weights from a model file of either version into the device; shape must be that of the model.
+// Weights from a model file of either version into a model that has all of them; shape must be that of the model.
 bool state_load_model(Gpt* g, const char* path, Error* notice, Error* error) {
     ModelReader r;
     notice->text[0] = 0;
     if (!model_reader_open(&r, path, error)) { return false; }
-    bool good = memcmp(&r.header, &g->config, sizeof(g->config)) == 0 || fail(error, "%s holds a model of another shape", path);
     floatX* piece = (floatX*)host_alloc(STATE_PIECE * sizeof(floatX));
-    for (size_t at = 0; good && at < g->table.elements; at += STATE_PIECE) {
-        size_t n = min_size(STATE_PIECE, g->table.elements - at);
-        good = model_reader_read(&r, at, n, piece, MODEL_FLOATX, error);
-        if (good) {
-            device_upload(g->params + at, piece, n * sizeof(floatX));
-            device_sync();
-        }
-    }
+    bool good = state_same_shape(&r, g, error) && state_read_elements(&r, 0, g->table.elements, g->params, piece, error);
     if (good) { model_reader_notice(&r, notice); }
     host_free(piece);
     model_reader_close(&r);
     return good;
 }
 
-// The tensor "prefix.NAME", whole and unpadded, to be freed by the caller; NULL on failure.
-static float* state_read_tensor(const SafeReader* r, const char* prefix, const TensorSpec* s, Error* error) {
-    char name[128];
-    snprintf(name, sizeof(name), "%s.%s", prefix, s->name);
-    float* values = (float*)need(malloc(packed_elements(s) * sizeof(float)));
-    if (safe_read(r, name, SAFE_F32, packed_elements(s), values, error)) { return values; }
-    free(values);
-    return NULL;
+// The weights that this rank keeps. Rank 0 looks at the padding where no rank keeps it.
+static bool state_read_weights(Trainer* t, const char* path, ModelReader* r, Error* error) {
+    const ParamTable* table = &t->gpt.table;
+    StateSlice s = {0, 0, 0, 0, 0};
+    if (!model_reader_open(r, path, error)) { return false; }
+    floatX* piece = (floatX*)host_alloc(STATE_PIECE * sizeof(floatX));
+    bool good = state_same_shape(r, &t->gpt, error);
+    if (good && t->zero.stage < 3) {
+        good = state_read_elements(r, 0, table->elements, t->gpt.params, piece, error);
+    } else {
+        while (good && state_slice_next(t, STATE_WEIGHTS, &s)) {
+            good = state_read_elements(r, table->units[s.unit].offset, s.count, zero_unit_weights(&t->zero, s.unit), piece, error);
+        }
+        const TensorSpec* wte = &table->tensors[WTE];
+        size_t real = wte->real_rows * wte->cols;
+        if (good && t->comm->rank == 0) { good = state_read_elements(r, wte->offset + real, wte->rows * wte->cols - real, NULL, piece, error); }
+        for (int g = 0; g < t->zero.groups; g++) { t->zero.there[g] = false; }
+    }
+    host_free(piece);
+    model_reader_close(r);
+    return good;
 }
 
-static bool state_read_array(const Trainer* t, const SafeReader* r, const StateArray* array, Error* error) {
-    float* to = array->packed;
-    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
-        const TensorSpec* s = &t->gpt.table.tensors[i];
-        float* values = state_read_tensor(r, array->prefix, s, error);
-        if (!values) { return false; }
-        device_upload(to, values, packed_elements(s) * sizeof(float));
-        device_sync();
-        free(values);
-        to += packed_elements(s);
+// What all ranks found in the file together. Collective.
+static void state_notice(const Trainer* t, ModelReader* r, Error* notice) {
+    const Comm* c = t->comm;
+    if (t->zero.stage == 3) { // else each has read all of it
+        uint64_t mine[2] = {r->padding_fixed, r->not_finite}, *all = (uint64_t*)need(malloc((size_t)c->size * sizeof(mine)));
+        comm_gather_host(c, mine, sizeof(mine), all, TRAFFIC_CONTROL);
+        r->padding_fixed = r->not_finite = 0;
+        for (int i = 0; i < c->size; i++) {
+            r->padding_fixed += all[2 * i];
+            r->not_finite += all[2 * i + 1];
+        }
+        free(all);
+    }
+    model_reader_notice(r, notice);
+}
+
+// Weights of a model file into a trainer of its shape; masters are not touched. Collective.
+bool state_load_weights(Trainer* t, const char* path, Error* notice, Error* error) {
+    ModelReader r;
+    error->text[0] = notice->text[0] = 0;
+    zero_weights_wait_all(&t->zero);
+    if (!comm_agree(t->comm, state_read_weights(t, path, &r, error), error)) { return false; }
+    state_notice(t, &r, notice);
+    return true;
+}
+
+static bool state_read_array(const Trainer* t, const SafeReader* r, const StateArray* array, float* piece, Error* error) {
+    StateSlice s = {0, 0, 0, 0, 0};
+    while (state_slice_next(t, STATE_HELD, &s)) {
+        const TensorSpec* spec = &t->gpt.table.tensors[s.tensor];
+        float* to = array->packed + t->zero.place[s.unit];
+        char name[128];
+        snprintf(name, sizeof(name), "%s.%s", array->prefix, spec->name);
+        for (size_t at = 0; at < s.count; at += STATE_PIECE) {
+            size_t n = min_size(STATE_PIECE, s.count - at);
+            if (!safe_read_part(r, name, SAFE_F32, state_elements(spec), s.first + at, n, piece, error)) { return false; }
+            device_upload(to + at, piece, n * sizeof(float));
+            device_sync();
+        }
     }
     return true;
 }
 
 // A run that keeps no masters goes on from those of a bf16 run: they are what its weights were rounded from.
-static bool state_read_masters_as_weights(const Trainer* t, const SafeReader* r, Error* error) {
-    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
-        const TensorSpec* s = &t->gpt.table.tensors[i];
-        size_t elements = packed_elements(s);
-        float* values = state_read_tensor(r, "master", s, error);
-        if (!values) { return false; }
-        floatX* weights = (floatX*)need(malloc(elements * sizeof(floatX)));
-        for (size_t k = 0; k < elements; k++) { store(weights + k, values[k]); }
-        device_upload(t->gpt.params + s->offset, weights, elements * sizeof(floatX));
-        device_sync();
-        free(values);
-        free(weights);
+static bool state_read_masters_as_weights(const Trainer* t, const SafeReader* r, float* piece, Error* error) {
+    StateSlice s = {0, 0, 0, 0, 0};
+    floatX* rounded = (floatX*)host_alloc(STATE_PIECE * sizeof(floatX));
+    bool good = true;
+    while (good && state_slice_next(t, STATE_WEIGHTS, &s)) {
+        const TensorSpec* spec = &t->gpt.table.tensors[s.tensor];
+        floatX* to = zero_unit_weights(&t->zero, s.unit);
+        char name[128];
+        snprintf(name, sizeof(name), "master.%s", spec->name);
+        for (size_t at = 0; good && at < s.count; at += STATE_PIECE) {
+            size_t n = min_size(STATE_PIECE, s.count - at);
+            good = safe_read_part(r, name, SAFE_F32, state_elements(spec), s.first + at, n, piece, error);
+            for (size_t k = 0; good && k < n; k++) { store(rounded + k, piece[k]); }
+            if (good) { device_upload(to + at, rounded, n * sizeof(floatX)); }
+            device_sync();
+        }
     }
-    return true;
+    host_free(rounded);
+    return good;
 }
 
 static bool state_read_scalars(Trainer* t, const SafeReader* r, Error* error) {
@@ -236,27 +227,45 @@ static bool state_read_scalars(Trainer* t, const SafeReader* r, Error* error) {
            safe_read(r, "outlier.norm", SAFE_F64, OUTLIER_WINDOW, t->norm_outlier.values, error);
 }
 
-// Everything of a checkpoint folder into a trainer that was created for its model.
-bool state_load(Trainer* t, const char* folder, uint64_t step, Error* notice, Error* error) {
-    char path[PATH_MAX + 64];
+static bool state_read_arrays(Trainer* t, const SafeReader* r, Error* error) {
     StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
     int count = state_arrays(t, arrays);
-    SafeReader r;
-    snprintf(path, sizeof(path), "%s/model_%08" PRIu64 ".bin", folder, step);
-    if (!state_load_model(&t->gpt, path, notice, error)) { return false; }
-    snprintf(path, sizeof(path), "%s/state.safetensors", folder);
-    if (!safe_open(&r, path, error)) { return false; }
-    bool good = state_read_scalars(t, &r, error);
+    float* piece = (float*)host_alloc(STATE_PIECE * sizeof(float));
+    bool good = true, there = safe_find(r, "master.wte") != NULL;
     for (int a = 0; good && a < count; a++) {
-        if (arrays[a].packed == t->master && !safe_find(&r, "master.wte")) { // written without masters: start them from the weights
+        if (arrays[a].masters && !there) { // written without masters: start them from the weights
             trainer_reset_masters(t);
         } else {
-            good = state_read_array(t, &r, &arrays[a], error);
+            good = state_read_array(t, r, &arrays[a], piece, error);
         }
     }
-    if (good && !t->master && safe_find(&r, "master.wte")) { good = state_read_masters_as_weights(t, &r, error); }
+    if (good && there && !state_has_masters(t)) { good = state_read_masters_as_weights(t, r, piece, error); }
+    host_free(piece);
+    return good;
+}
+
+static bool state_read_folder(Trainer* t, const char* folder, uint64_t step, ModelReader* model, Error* error) {
+    char path[PATH_MAX + 64];
+    SafeReader r;
+    if (t->comm->size > 1 && !checkpoint_sees(folder, error)) { return false; }
+    snprintf(path, sizeof(path), "%s/model_%08" PRIu64 ".bin", folder, step);
+    if (!state_read_weights(t, path, model, error)) { return false; }
+    snprintf(path, sizeof(path), "%s/state.safetensors", folder);
+    if (!safe_open(&r, path, error)) { return false; }
+    bool good = state_read_scalars(t, &r, error) && state_read_arrays(t, &r, error);
     safe_close(&r);
     return good;
+}
+
+// Everything of a checkpoint into a trainer that was created for its model, whatever number of ranks and ZeRO stage wrote it. folder:
+// from checkpoint_find_latest on rank 0, which has compared all checksums. Collective.
+bool state_load(Trainer* t, const char* folder, uint64_t step, Error* notice, Error* error) {
+    ModelReader model;
+    error->text[0] = notice->text[0] = 0;
+    zero_weights_wait_all(&t->zero); // nothing may arrive over what is read
+    if (!comm_agree(t->comm, state_read_folder(t, folder, step, &model, error), error)) { return false; }
+    state_notice(t, &model, notice);
+    return true;
 }
 
 // The model file behind --model or --from: the file itself, a checkpoint folder's, or the newest checkpoint's of an output folder.
