@@ -20,7 +20,6 @@
 # Needs root, iproute2, util-linux; run needs Open MPI, delay and loss a C compiler and /dev/net/tun. One lab at a time.
 # The ranks share this machine's cores: OMP_NUM_THREADS is the fair share unless it is set.
 set -euo pipefail
-export LC_ALL=C
 
 readonly name=gptlab state=/run/gptlab ctl=10.77.0 data=10.78.0
 readonly hosts_max=64 ranks_max=256 share_default=8 slack=131072 # bytes that the check allows a host beyond its share
@@ -63,7 +62,7 @@ take_lock() { # what for
     mkdir -p "$state"
     while :; do
         exec 9>> "$state/lock"
-        flock -w 1 9 || fail "a lab is in use by $(holder)"
+        flock -w 1 9 || fail "a lab is up, held by $(holder)"
         [ ! /dev/fd/9 -ef "$state/lock" ] || break # else a `down` removed it in between
         mkdir -p "$state"
     done
@@ -105,14 +104,14 @@ loss_share() { # 0.1% or 0.001 -> 0.001
 
 cpu_percent() { # 50% -> 50
     local most=$(($(nproc) * 100)) number=${1%\%}
-    if ! [[ $1 =~ ^[0-9]{1,6}%$ ]] || [ "$number" -lt 5 ] || [ "$number" -gt "$most" ]; then
+    if ! [[ $1 =~ ^[1-9][0-9]{0,5}%$ ]] || [ "$number" -lt 5 ] || [ "$number" -gt "$most" ]; then
         fail "cpu $1: expected 5% to $most% (of one core)"
     fi
     echo "$number"
 }
 
 count_in() { # what value low high
-    if ! [[ $2 =~ ^[0-9]{1,6}$ ]] || [ "$2" -lt "$3" ] || [ "$2" -gt "$4" ]; then fail "$1 $2: expected $3 to $4"; fi
+    if ! [[ $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || [ "$2" -lt "$3" ] || [ "$2" -gt "$4" ]; then fail "$1 $2: expected $3 to $4"; fi
 }
 
 # Reads the options of `up` into rates, delays, losses, cpus and relay; rest: what follows `--`.
@@ -329,7 +328,7 @@ clear_lab() {
     end_wire
     mapfile -t all < <(spaces)
     end_processes ${all[@]+"${all[@]}"}
-    for space in ${all[@]+"${all[@]}"}; do ip netns del "$space"; done
+    for space in ${all[@]+"${all[@]}"}; do ip netns del "$space" || say "notice: namespace $space is still there"; done
     for file in "$state"/cgroup*; do
         [ -e "$file" ] || continue
         group=$(cat "$file")
@@ -459,13 +458,19 @@ wait_job() {
     return $rc
 }
 
-run_ranks() { # [--check] ranks command...
-    local must=0 mpirun list rc=0 tee threads
+# Reads the arguments of `run` into must, ranks and rest, before anything is made.
+parse_run() { # [--check] ranks command...
+    must=0
     [ "${1:-}" != --check ] || { must=1 && shift; }
     [ $# -gt 1 ] || fail "expected the number of ranks and a command"
     count_in ranks "$1" 1 $ranks_max
-    local ranks=$1
+    ranks=$1
     shift
+    rest=("$@")
+}
+
+run_ranks() { # command...
+    local mpirun list rc=0 tee threads
     mpirun=$(find_mpirun)
     lay_out "$ranks"
     list=$(awk -v net=$ctl '{ n[$2]++; if (n[$2] == 1) order[hosts++] = $2 }
@@ -483,7 +488,7 @@ run_ranks() { # [--check] ranks command...
     say "$ranks ranks, OMP_NUM_THREADS=$OMP_NUM_THREADS: $*"
     counters > "$state/before"
     # Cores are shared by all hosts, so each must not bind its first rank to core 0. All else is Open MPI's default.
-    in_space $name-hub setsid "$mpirun" --allow-run-as-root -np "$ranks" --host "$list" --map-by slot --bind-to none \
+    nsenter --net=/run/netns/$name-hub setsid "$mpirun" --allow-run-as-root -np "$ranks" --host "$list" --map-by slot --bind-to none \
         --mca plm rsh --mca plm_rsh_agent "$state/agent" --mca plm_rsh_no_tree_spawn 1 --mca orte_tmpdir_base "$state/tmp" \
         --mca oob_tcp_if_include $ctl.0/24 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include $data.0/24 \
         "$@" > "$state/out" < /dev/null 8>&- 9>&- &
@@ -491,10 +496,14 @@ run_ranks() { # [--check] ranks command...
     wait_job || rc=$?
     job=""
     counters > "$state/after"
-    wait $tee || true
+    for _ in $(seq 50); do # what it says last; but a rank that outlived mpirun may still hold the pipe
+        kill -0 $tee 2> /dev/null || break
+        sleep 0.1
+    done
+    kill $tee 2> /dev/null || true
     [ -z "$stopped" ] || leave
     [ $rc -eq 0 ] || return $rc
-    if [ $must -eq 1 ] || grep -q 'network, rank [0-9]*: ' "$state/log"; then check "$state/log"; fi
+    if [ "$must" -eq 1 ] || grep -q 'network, rank [0-9]*: ' "$state/log"; then check "$state/log"; fi
 }
 
 # ---- commands
@@ -519,7 +528,7 @@ command_up() {
     # shellcheck disable=SC2016  # for the shell that is started
     setsid bash -c 'exec -a "$0" sleep infinity' $name-keeper > /dev/null 2>&1 < /dev/null &
     echo $! > "$state/keeper"
-    echo "its keeper, process $! (lab.sh up $*), since $(date '+%F %T'); lab.sh down ends it" > "$state/holder"
+    echo "process $!, the keeper of lab.sh up $*, since $(date '+%F %T'); lab.sh down ends it" > "$state/holder"
     trap - EXIT
     describe
 }
@@ -527,6 +536,7 @@ command_up() {
 command_with() {
     parse_up "$@"
     [ ${#rest[@]} -gt 0 ] || fail "with needs a command: lab.sh with HOSTS [options] -- RANKS COMMAND..."
+    parse_run "${rest[@]}"
     begin "lab.sh with $*"
     build_lab
     describe >&2
@@ -534,13 +544,14 @@ command_with() {
 }
 
 command_run() {
+    parse_run "$@"
     need_rights
     need_lab
     trap 'on_signal INT' INT
     trap 'on_signal TERM' TERM
     trap 'on_signal HUP' HUP
     trap 'on_signal USR1' USR1
-    run_ranks "$@"
+    run_ranks "${rest[@]}"
 }
 
 command_on() {
