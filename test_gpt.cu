@@ -1,6 +1,7 @@
 // test_gpt.cu - every test of the program, in one table of rows. `./test_gpt` runs all, `./test_gpt text` those whose name holds the
 // text. Rows live in dev/test_*.h, beside references and fixtures; the same rows run on the CPU, on the GPU and on the emulated GPU.
-// The last line is "N passed, N failed"; the exit code is 1 if any failed.
+// `mpirun -np P ./test_gpt ranks [text]` runs the rows that all ranks of a job run together.
+// The last line is "N passed, N failed"; the exit code is 1 if any failed, of every rank.
 #define TESTING
 #include "train_gpt.cu"
 
@@ -10,11 +11,14 @@
 #include "dev/test_attention.h"
 #include "dev/test_model.h"
 #include "dev/test_trainer.h"
+#include "dev/test_comm.h"
+#include "dev/test_ranks.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test_emulation.h"
 #endif
 #if !ON_GPU // files, text and options are the same in every build
 #include "dev/test_checkpoint.h"
+#include "dev/test_checkpoint_ranks.h"
 #include "dev/test_data.h"
 #include "dev/test_files.h"
 #include "dev/test_options.h"
@@ -29,7 +33,7 @@ typedef struct {
 #define GROUP(rows) {rows, COUNT_OF(rows)}
 
 static const TestGroup groups[] = {
-    GROUP(team_tests), GROUP(ops_tests), GROUP(attention_tests), GROUP(model_tests), GROUP(trainer_tests),
+    GROUP(team_tests), GROUP(ops_tests), GROUP(attention_tests), GROUP(model_tests), GROUP(trainer_tests), GROUP(comm_tests),
 #ifdef CUDA_ON_CPU
     GROUP(emulation_tests),
 #endif
@@ -38,17 +42,50 @@ static const TestGroup groups[] = {
 #endif
 };
 
+static const TestGroup rank_groups[] = {
+    GROUP(comm_rank_tests), GROUP(rank_tests),
+#if !ON_GPU
+    GROUP(checkpoint_rank_tests),
+#endif
+};
+
+#define RANKS_TIMEOUT 300.0 // seconds: a row that hangs must end, a slow build must not
+
+static void test_rows(const TestGroup* from, size_t count, const char* filter) {
+    for (size_t i = 0; i < count; i++) {
+        if (test_state.world) {
+            test_run_rank_rows(from[i].rows, from[i].count, filter);
+        } else {
+            test_run_rows(from[i].rows, from[i].count, filter);
+        }
+    }
+}
+
 int main(int argc, char** argv) {
     static Options options;
+    static Comm world;
     const char* arguments[] = {"test_gpt", "train"};
+    bool ranks = argc > 1 && strcmp(argv[1], "ranks") == 0;
+    Launch launch;
     Error error;
     machine_limit_spinning(argv);
-    if (!options_parse(&options, 2, (char**)(uintptr_t)arguments, &error) || !machine_open(&options, comm_alone(), &error)) {
+    world = *comm_alone();
+    bool good = !ranks || (launch_find(&launch, &error) && comm_open(&world, &launch, RANKS_TIMEOUT, &error));
+    good = good && options_parse(&options, 2, (char**)(uintptr_t)arguments, &error);
+    good = good && comm_agree(&world, machine_open(&options, &world, &error), &error);
+    if (!good) {
         fprintf(stderr, "error: %s\n", error.text);
         return 1;
     }
-    machine_print(stdout);
-    for (size_t i = 0; i < COUNT_OF(groups); i++) { test_run_rows(groups[i].rows, groups[i].count, argc > 1 ? argv[1] : NULL); }
+    if (world.rank == 0) { machine_print(stdout); }
+    if (ranks) {
+        test_state.world = &world;
+        test_rows(rank_groups, COUNT_OF(rank_groups), argc > 2 ? argv[2] : NULL);
+    } else {
+        test_rows(groups, COUNT_OF(groups), argc > 1 ? argv[1] : NULL);
+    }
     test_folder_remove();
-    return test_summary();
+    int code = test_summary();
+    comm_close(&world);
+    return code;
 }

@@ -1,7 +1,8 @@
 // test.h - the test harness: rows of a name and a function, CHECK inside, a filter on the command line, and a last line
 // "N passed, N failed". A row fails when any of its checks fails; all failing checks are printed (the first few of each row).
+// Rank rows are run by all ranks of a job together (mpirun -np 8 ./test_gpt ranks [text]): a row fails when it fails on any.
 #pragma once
-#include "../kernels/base.h"
+#include "../comm/comm.cuh"
 #include <ftw.h>
 #include <unistd.h>
 
@@ -12,14 +13,22 @@ typedef struct {
 
 static struct {
     int failures_in_row, checks_in_row, passed, failed;
+    const Comm* world; // of rank rows, else NULL
 } test_state;
+
+#define TEST_WORLD (test_state.world ? test_state.world : comm_alone())
+
+static inline void test_print_place(const char* file, int line, const char* condition) {
+    if (test_state.world) { printf("    rank %d:", test_state.world->rank); }
+    printf("    %s:%d: %s: ", file, line, condition);
+}
 
 // CHECK(condition, "format", ...): the message says what was compared, expected and found.
 #define CHECK(condition, ...)                                                 \
     do {                                                                      \
         test_state.checks_in_row++;                                           \
         if (!(condition) && test_state.failures_in_row++ < 5) {               \
-            fprintf(stdout, "    %s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            test_print_place(__FILE__, __LINE__, #condition);                 \
             fprintf(stdout, __VA_ARGS__);                                     \
             fprintf(stdout, "\n");                                            \
         }                                                                     \
@@ -51,8 +60,34 @@ static inline void test_run_rows(const TestRow* rows, size_t count, const char* 
     }
 }
 
+// The same with what all ranks found; rank 0 tells. A row begins on all ranks at once.
+static inline void test_run_rank_rows(const TestRow* rows, size_t count, const char* filter) {
+    const Comm* world = test_state.world;
+    int (*all)[2] = (int(*)[2])need(malloc((size_t)world->size * sizeof(*all)));
+    for (size_t i = 0; i < count; i++) {
+        if (filter && !strstr(rows[i].name, filter)) { continue; }
+        test_state.failures_in_row = test_state.checks_in_row = 0;
+        comm_barrier(world);
+        double start = seconds_now();
+        rows[i].run();
+        fflush(stdout);
+        int mine[2] = {test_state.failures_in_row, test_state.checks_in_row}, failures = 0, checks = 0;
+        comm_gather_host(world, mine, sizeof(mine), all, TRAFFIC_CONTROL);
+        for (int r = 0; r < world->size; r++) {
+            failures += all[r][0];
+            checks += all[r][1];
+        }
+        bool good = failures == 0 && checks > 0;
+        good ? test_state.passed++ : test_state.failed++;
+        if (world->rank > 0) { continue; }
+        printf("%s  %-60s %6d checks %7.2f s\n", good ? "ok  " : "FAIL", rows[i].name, checks, seconds_now() - start);
+        fflush(stdout);
+    }
+    free(all);
+}
+
 static inline int test_summary(void) {
-    printf("%d passed, %d failed\n", test_state.passed, test_state.failed);
+    if (TEST_WORLD->rank == 0) { printf("%d passed, %d failed\n", test_state.passed, test_state.failed); }
     return test_state.failed == 0 && test_state.passed > 0 ? 0 : 1;
 }
 
