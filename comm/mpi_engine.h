@@ -103,6 +103,7 @@ static struct {
     char* staging;
     size_t staging_size, staging_at, staging_low, staging_users;
     MPI_Request* requests; // dense
+    MPI_Status* statuses;
     int *request_of, *request_done;
     int request_count, request_room, request_limit; // room: given to flights
     uint32_t *held, hold; // held[r] == hold: a result of rank r must wait for an earlier one
@@ -415,7 +416,7 @@ static void comm_flights_advance(void) {
 static bool comm_requests_test(void) {
     int done = 0, kept = 0;
     if (comm_engine.request_count == 0) { return false; }
-    MPI_Testsome(comm_engine.request_count, comm_engine.requests, &done, comm_engine.request_done, MPI_STATUSES_IGNORE);
+    MPI_Testsome(comm_engine.request_count, comm_engine.requests, &done, comm_engine.request_done, comm_engine.statuses);
     if (done == MPI_UNDEFINED || done == 0) { return false; }
     for (int i = 0; i < done; i++) { comm_engine.flights[comm_engine.request_of[comm_engine.request_done[i]]].pending--; }
     for (int i = 0; i < comm_engine.request_count; i++) {

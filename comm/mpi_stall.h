@@ -100,7 +100,7 @@ static bool comm_stall_waits_for(const CommJob* job, int rank) {
 static void comm_stall_describe(char* text, size_t room, const CommJob* job, const bool* silent, double seconds) {
     char names[1024] = "", what[96];
     int named = 0;
-    double busy = 0.0;
+    double busy = 0.0, now = seconds_now();
     snprintf(what, sizeof(what), "exchange %" PRIu64 " (%s)", job->number, traffic_names[job->exchange.purpose]);
     for (int r = 0; r < comm_engine.size; r++) {
         if (silent[r]) { comm_name_rank(names, sizeof(names), &named, r); }
@@ -114,7 +114,7 @@ static void comm_stall_describe(char* text, size_t room, const CommJob* job, con
         const CommPeer* peer = &comm_engine.peers[r];
         if (r == comm_engine.rank || !comm_is_member(job, r) || peer->answer.started > job->number) { continue; }
         comm_name_rank(names, sizeof(names), &named, r);
-        busy = peer->answer.busy > busy ? peer->answer.busy : busy;
+        busy = fmax(busy, peer->answer.busy + now - peer->answered);
     }
     if (named) {
         snprintf(text, room, "%s %s not come to %s for %.0f s (busy with something else for %.0f s)", names,

@@ -116,7 +116,8 @@ int main(int argc, char** argv) {
     if (b.world.rank == 0) {
         printf("%d ranks on %d node(s)\n", b.world.size, b.world.nodes);
         printf("%-15s %10s | %-26s | %-26s | library's\n", "", "", "ours", "MPI library's");
-        printf("%-15s %10s | %10s %7s %7s | %10s %7s %7s | time / ours\n", "collective", "bytes", "us", "alg GB/s", "bus", "us", "alg GB/s", "bus");
+        printf("%-15s %10s | %10s %7s %7s", "collective", "bytes", "us", "alg", "bus");
+        printf(" | %10s %7s %7s | time / ours\n", "us", "alg", "bus GB/s");
     }
     for (size_t bytes = 4096; bytes <= most; bytes *= bytes < (size_t)16 << 20 ? 16 : 4) {
         bench_row(&b, "all-reduce", COMM_ALL_REDUCE, bytes);

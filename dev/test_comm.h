@@ -39,7 +39,9 @@ static uint32_t comm_hash(uint32_t a, uint32_t b, uint32_t c) {
 }
 
 // -8 to 8: the sum over 8 ranks has at most 7 bits.
-static float comm_value(const CommCase* c, int rank, size_t i) { return (float)((int)(comm_hash((uint32_t)i, (uint32_t)rank, c->seed) % 17) - 8); }
+static float comm_value(const CommCase* c, int rank, size_t i) {
+    return (float)((int)(comm_hash((uint32_t)i, (uint32_t)rank, c->seed) % 17) - 8);
+}
 static float comm_before(const CommCase* c, size_t i) { return c->add ? (float)((int)(i % 9) - 4) : COMM_UNTOUCHED; }
 
 static void comm_put(CommType type, char* at, size_t i, float value) {
@@ -51,7 +53,8 @@ static void comm_put(CommType type, char* at, size_t i, float value) {
 }
 
 static float comm_get(CommType type, const char* at, size_t i) {
-    return type == COMM_F32 ? ((const float*)at)[i] : type == COMM_BF16 ? bf16_to_float(((const uint16_t*)at)[i]) : (float)(signed char)at[i];
+    if (type == COMM_F32) { return ((const float*)at)[i]; }
+    return type == COMM_BF16 ? bf16_to_float(((const uint16_t*)at)[i]) : (float)(signed char)at[i];
 }
 
 // Patterns: owners in turn; the last rank owns all; the last rank owns nothing; the first owns nearly all.
@@ -135,9 +138,9 @@ static void comm_run_check(CommRun* run, const Comm* c) {
             if (wrong++ == 0) { first = i; }
         }
     }
-    CHECK(wrong == 0, "%s of type %d, %d ranks, pattern %d%s%s: %zu of %zu elements are wrong, the first is %zu: %g", comm_kind_names[what->kind],
-          what->type, c->size, what->pattern, what->add ? ", added" : "", what->in_place ? ", in place" : "", wrong, run->total, first,
-          (double)comm_get(what->type, run->host, first));
+    CHECK(wrong == 0, "%s of type %d, %d ranks, pattern %d%s%s: %zu of %zu elements are wrong, the first is %zu: %g",
+          comm_kind_names[what->kind], what->type, c->size, what->pattern, what->add ? ", added" : "", what->in_place ? ", in place" : "",
+          wrong, run->total, first, (double)comm_get(what->type, run->host, first));
 }
 
 static void comm_run_end(CommRun* run) {
@@ -195,7 +198,7 @@ static void test_comm_without_mpi(void) {
     memset(&launch, 0, sizeof(launch));
     launch.size = 3;
     launch.by = "mpirun (Open MPI)";
-    CHECK_FAILS(comm_mpi_open(&world, &launch, 1.0, &error), error, "mpirun (Open MPI) started 3 ranks, but this program was built without MPI");
+    CHECK_FAILS(comm_mpi_open(&world, &launch, 1.0, &error), error, "started 3 ranks, but this program was built without MPI");
 }
 #endif
 
@@ -238,7 +241,8 @@ static float comm_rough_value(int rank, size_t i) {
 
 static void comm_check_order(const Comm* c, CommType type, CommKind kind, bool in_place) {
     size_t n = 20011, unit = comm_type_bytes(type), bytes = n * unit, wrong = 0, other = 0;
-    char *from = (char*)need(device_alloc(bytes)), *to = in_place ? from : (char*)need(device_alloc(bytes)), *host = (char*)host_alloc(3 * bytes);
+    char *from = (char*)need(device_alloc(bytes)), *to = in_place ? from : (char*)need(device_alloc(bytes));
+    char* host = (char*)host_alloc(3 * bytes);
     CommSegment segments[3] = {{c->size - 1, 0, from, to, 7000}, {0, 0, from + 7000 * unit, to + 7000 * unit, 13000},
                                {c->size / 2, 0, from + 20000 * unit, to + 20000 * unit, 11}};
     CommExchange x = {kind, type, false, TRAFFIC_GRADIENT, segments, 3};
@@ -286,8 +290,8 @@ static void test_comm_ranks_many(void) {
     static CommRun runs[MANY];
     for (int i = 0; i < MANY; i++) {
         bool sums = i % 4 == COMM_REDUCE_SCATTER || i % 4 == COMM_ALL_REDUCE;
-        CommCase what = {(CommKind)(i % 4), sums || i % 8 < 4 ? COMM_F32 : COMM_BYTE, i % 4 == COMM_REDUCE_SCATTER, false, i % 3, (uint32_t)i,
-                         i % 16 > 0};
+        CommType type = sums || i % 8 < 4 ? COMM_F32 : COMM_BYTE;
+        CommCase what = {(CommKind)(i % 4), type, i % 4 == COMM_REDUCE_SCATTER, false, i % 3, (uint32_t)i, i % 16 > 0};
         comm_run_begin(&runs[i], TEST_WORLD, what);
     }
     for (int i = 0; i < MANY; i++) { runs[i].ticket = comm_start(TEST_WORLD, &runs[i].exchange); }

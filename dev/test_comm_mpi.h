@@ -14,7 +14,7 @@ static void comm_check_pieces(const CommExchange* x, int rank, int size, size_t 
     for (size_t i = 0; i < list.count; i++) {
         const CommPiece* p = &list.pieces[list.walk[i]];
         size_t count = 0;
-        CHECK(p->runs > 0 && p->count > 0 && p->count <= limit, "piece %zu: %zu runs, %zu elements, limit %zu", i, p->runs, p->count, limit);
+        CHECK(p->runs > 0 && p->count > 0 && p->count <= limit, "piece %zu: %zu runs, %zu of %zu elements", i, p->runs, p->count, limit);
         for (size_t run = 0; run < p->runs; run++) {
             size_t k = list.order[p->first + run], width = p->runs == 1 ? p->count : x->segments[k].count;
             CHECK(x->segments[k].owner == p->owner && covered[k] == p->offset, "piece %zu of segment %zu begins at %zu, expected %zu", i, k,
@@ -48,8 +48,8 @@ static void test_comm_pieces(void) {
             if (i % 5 > 0) { comm_check_pieces(&run.exchange, c.rank, size, limits[i % 5]); }
         }
     }
-    CommSegment small[6] = {{0, 0, NULL, NULL, 1}, {1, 1, NULL, NULL, 5}, {1, 1, NULL, NULL, 90}, {1, 1, NULL, NULL, 5}, {0, 0, NULL, NULL, 9},
-                            {0, 0, NULL, NULL, 0}};
+    CommSegment small[6] = {{0, 0, NULL, NULL, 1}, {1, 1, NULL, NULL, 5}, {1, 1, NULL, NULL, 90},
+                            {1, 1, NULL, NULL, 5}, {0, 0, NULL, NULL, 9}, {0, 0, NULL, NULL, 0}};
     CommExchange x = {COMM_ALL_GATHER, COMM_F32, false, TRAFFIC_WEIGHTS, small, 6};
     CommPieces list;
     memset(&list, 0, sizeof(list));
@@ -73,7 +73,8 @@ static void test_comm_pieces_pairs(void) {
     CommExchange x = {COMM_ALL_TO_ALL, COMM_F32, false, TRAFFIC_CONTROL, segments, COUNT_OF(segments)};
     memset(lists, 0, sizeof(lists));
     for (uint32_t i = 0; i < COUNT_OF(segments); i++) {
-        CommSegment s = {(int)(comm_hash(i, 1, 1) % SIZE), (int)(comm_hash(i, 2, 2) % SIZE), NULL, NULL, comm_counts[comm_hash(i, 3, 3) % 6]};
+        size_t n = comm_counts[comm_hash(i, 3, 3) % 6];
+        CommSegment s = {(int)(comm_hash(i, 1, 1) % SIZE), (int)(comm_hash(i, 2, 2) % SIZE), NULL, NULL, n};
         segments[i] = s;
     }
     for (int r = 0; r < SIZE; r++) { comm_pieces_make(&lists[r], &x, r, SIZE, 100); }
@@ -206,9 +207,10 @@ static void test_comm_ranks_ledger(void) {
         for (int p = 0; p < TRAFFIC_PURPOSES; p++) {
             for (int l = 0; l < LINK_CLASSES; l++) {
                 uint64_t wanted = p == (int)run.exchange.purpose ? expected[l] : 0;
-                CHECK(after.sent[p][l] == wanted && after.raw[p][l] == wanted, "%s, %s, %s: %" PRIu64 " bytes sent, %" PRIu64 " raw, expected %" PRIu64,
-                      comm_kind_names[what.kind], traffic_names[p], link_names[l], after.sent[p][l], after.raw[p][l], wanted);
-                CHECK((after.messages[p][l] > 0) == (wanted > 0), "%" PRIu64 " messages for %" PRIu64 " bytes", after.messages[p][l], wanted);
+                uint64_t raw = after.raw[p][l], sent = after.sent[p][l], messages = after.messages[p][l];
+                CHECK(sent == wanted && raw == wanted, "%s, %s, %s: %" PRIu64 " bytes sent, %" PRIu64 " raw, expected %" PRIu64,
+                      comm_kind_names[what.kind], traffic_names[p], link_names[l], sent, raw, wanted);
+                CHECK((messages > 0) == (wanted > 0), "%" PRIu64 " messages for %" PRIu64 " bytes", messages, wanted);
             }
         }
         comm_run_check(&run, c);
