@@ -55,7 +55,7 @@ static struct {
 } nccl_state;
 
 // Prints one line and ends this process; under a launcher that ends the job. Rank 0 speaks first, and usually nobody after it.
-__attribute__((noreturn)) void comm_fail(const char* text) {
+__attribute__((noreturn)) void comm_nccl_fail(const char* text) {
     if (nccl_state.world.rank > 0) { sleep(2); }
     fprintf(stderr, "error: %s\n", text);
     fflush(NULL);
@@ -63,6 +63,8 @@ __attribute__((noreturn)) void comm_fail(const char* text) {
     if (nccl_state.comm) { ncclCommAbort(nccl_state.comm); }
     exit(1);
 }
+
+#define comm_fail comm_nccl_fail // in place of the one that only prints and exits, from here on
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Waiting with an end
@@ -414,8 +416,9 @@ void comm_nccl_wait(CommTicket ticket) {
     waited->next++;
 }
 
-// all (size * bytes, host memory). Blocks; passes through pinned memory and the staging memory piece by piece.
-void comm_nccl_gather_host(const Comm* c, const void* mine, size_t bytes, void* all, TrafficPurpose purpose) {
+// all (size * bytes, host memory). Blocks; passes through pinned memory and the staging memory piece by piece. Not inlined, since gcc
+// then warns of what other backends' callers would do here.
+__attribute__((noinline)) void comm_nccl_gather_host(const Comm* c, const void* mine, size_t bytes, void* all, TrafficPurpose purpose) {
     size_t piece = NCCL_PINNED / (size_t)c->size;
     Error error;
     if (!nccl_state.connected) {

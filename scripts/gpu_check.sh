@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # gpu_check.sh - one check of the GPU build on a machine with a GPU, in under 5 minutes: builds, runs the tests, trains a small model
-# on text made into tokens here, and prints a summary. Exit code 0: all passed. Where there is no GPU it says so and exits with 1.
+# on text made into tokens here, and prints a summary. The tests run NCCL as a job of one rank; where there are several GPUs, the same
+# training runs on all of them (at most 8), one rank each, and must come to the same loss.
+# Exit code 0: all passed. Where there is no GPU it says so and exits with 1.
 # usage: scripts/gpu_check.sh [TEXT_FILE]
 #   STEPS=200 MODEL=layers=4,... scripts/gpu_check.sh     another run; LIMIT: seconds for the tests and for the training, each
 set -euo pipefail
@@ -64,23 +66,58 @@ test_seconds=$((SECONDS - test_started))
 make_text "$@" >"$work/text.txt"
 run "tokenize" "$work/tokenize.log" ./train_gpt tokenize --vocab-size 2048 --output "$work/text" "$work/text.txt"
 
-run "train_gpt_cuda" "$work/train.log" ./train_gpt_cuda train --train-data "$work/text_train*.bin" --val-data "$work/text_val*.bin" \
-    --model "$model" --batch 16 --steps "$steps" --val-every "$steps" --sample-every 0 --progress off --output "$work/run"
+training=(train --train-data "$work/text_train*.bin" --val-data "$work/text_val*.bin" --model "$model" --batch 16 --steps "$steps"
+    --val-every "$steps" --sample-every 0 --progress off)
+run "train_gpt_cuda" "$work/train.log" ./train_gpt_cuda "${training[@]}" --output "$work/run"
+
+# One rank on each GPU, started as torchrun would start them; every one ends by itself, at the time limit at the latest.
+train_ranks() { # number of ranks
+    local rank bad=0 pids=()
+    for ((rank = 0; rank < $1; rank++)); do
+        RANK=$rank WORLD_SIZE=$1 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) \
+            timeout "$limit" ./train_gpt_cuda "${training[@]}" --output "$work/ranks" >"$work/rank$rank.log" 2>&1 &
+        pids+=($!)
+    done
+    for rank in "${!pids[@]}"; do wait "${pids[$rank]}" || { [ $bad -eq 1 ] || tail -n 15 "$work/rank$rank.log"; bad=1; }; done
+    return $bad
+}
+
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+[ -z "${CUDA_VISIBLE_DEVICES:-}" ] || gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | wc -l)
+ranks=$((gpus < 8 ? gpus : 8))
+if [ "$ranks" -gt 1 ]; then
+    echo "+ RANK=0..$((ranks - 1)) WORLD_SIZE=$ranks ./train_gpt_cuda ${training[*]}"
+    train_ranks "$ranks" || {
+        echo "gpu_check: training on $ranks GPUs failed (the last lines of a rank are above)" >&2
+        exit 1
+    }
+fi
 
 # main.log has lines "s:STEP trl:LOSS ... ms:MILLISECONDS tps:TOKENS_A_SECOND ..." and "s:STEP tel:VALIDATION_LOSS"
-field() { grep -o "$1:[^ ]*" "$work/run/main.log" | cut -d: -f2; }
+field() { grep -o "$1:[^ ]*" "$work/${2:-run}/main.log" | cut -d: -f2; }
 first=$(field trl | sed -n 1p)
 last=$(field trl | tail -n 1)
 
 echo
 echo "device      $device"
 echo "build       $build_seconds s"
-echo "tests       $(tail -n 1 "$work/test.log") in $test_seconds s"
+echo "tests       $(tail -n 1 "$work/test.log") in $test_seconds s, of NCCL $(grep -c '^ok .* nccl:' "$work/test.log") rows"
 echo "model       $model, $steps steps"
 echo "loss        $first -> $last, validation $(field tel | tail -n 1)"
 echo "speed       $(field tps | tail -n 1) tokens a second, last step $(field ms | tail -n 1) ms"
+if [ "$ranks" -gt 1 ]; then
+    together=$(field trl ranks | tail -n 1)
+    echo "$ranks GPUs      loss $together, $(field tps ranks | tail -n 1) tokens a second, last step $(field ms ranks | tail -n 1) ms"
+else
+    together=$last
+    echo "several GPUs: not checked, there is one here"
+fi
 echo "all         $((SECONDS - started)) s"
 if ! awk -v a="$first" -v b="$last" 'BEGIN { exit !(b > 0 && b < 0.9 * a) }'; then
     echo "gpu_check: the loss did not fall by a tenth in $steps steps: training on this GPU does not work" >&2
+    exit 1
+fi
+if ! awk -v a="$last" -v b="$together" 'BEGIN { exit !(b > 0.99 * a && b < 1.01 * a) }'; then
+    echo "gpu_check: $ranks GPUs came to a loss of $together, one to $last; expected the same within 1 %" >&2
     exit 1
 fi
