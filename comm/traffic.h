@@ -103,10 +103,8 @@ static void traffic_all_reduce(const TrafficModel* m, size_t elements, const uin
     }
 }
 
-// What each rank tells each other about a step: the report, and from stage 1 on the norms of its units, in whole doubles.
-uint64_t traffic_report(const TrafficModel* m) {
-    return round_up(m->report + (m->stage > 0 ? m->table->unit_count * sizeof(float) : 0), sizeof(double));
-}
+// What each rank tells each other about a step: the report, and from stage 1 on a float for every unit.
+uint64_t traffic_report(const TrafficModel* m) { return m->report + (m->stage > 0 ? m->table->unit_count * sizeof(float) : 0); }
 
 // What this rank hands over in one optimizer step: gradients, weights and the exchange of norms. Messages are an estimate: a segment at a
 // time.

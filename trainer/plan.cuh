@@ -185,7 +185,7 @@ static PlanMemory plan_memory_kind(const char* name) {
         PlanMemory kind;
     } kinds[] = {
         {"parameters", PLAN_WEIGHTS}, {"gradients", PLAN_GRADIENTS}, {"optimizer", PLAN_STATE}, {"fp32 master", PLAN_MASTERS},
-        {"communication", PLAN_COMMUNICATION}, {"exchange", PLAN_COMMUNICATION}, {"batch", PLAN_OTHER}, {"decoding", PLAN_OTHER},
+        {"batch", PLAN_OTHER}, {"decoding", PLAN_OTHER},
     };
     for (size_t i = 0; i < COUNT_OF(kinds); i++) {
         if (strncmp(name, kinds[i].prefix, strlen(kinds[i].prefix)) == 0) { return kinds[i].kind; }
@@ -193,7 +193,17 @@ static PlanMemory plan_memory_kind(const char* name) {
     return PLAN_ACTIVATIONS;
 }
 
-// Lays out `rank` at a stage, and keeps its memory if it is more than that of the ranks before.
+// What the communicator takes beside the run's table: room in which sums are made.
+static size_t plan_staging(int ranks) {
+    if (ranks == 1) { return 0; }
+#if ON_GPU && !defined(CUDA_ON_CPU)
+    return NCCL_STAGING;
+#else
+    return max_size((size_t)8 << 20, 2 * (size_t)ranks * COMM_PIECE);
+#endif
+}
+
+// Lays out `rank` at a stage, and keeps its memory if it is more than that of the ranks before. Rank 0 is taken to make samples.
 static bool plan_layout(Plan* p, int stage, int rank, Error* error) {
     static Trainer trainer; // its embedded tables are too large for the stack
     static Options options;
@@ -201,14 +211,18 @@ static bool plan_layout(Plan* p, int stage, int rank, Error* error) {
     options = *p->options;
     options.zero = stage;
     memset(&trainer, 0, sizeof(trainer));
+    trainer.tokenizer.vocab_size = (size_t)p->model.vocab_size;
     bool good = trainer_layout(&trainer, &options, &p->model, p->ranks, rank, error);
     const MemoryTable* m = &trainer.gpt.memory;
-    if (good && m->bytes > s->total) {
+    size_t staging = plan_staging(p->ranks);
+    if (good && m->bytes + staging > s->total) {
         s->fullest = rank;
-        s->total = m->bytes;
+        s->total = m->bytes + staging;
         memset(s->memory, 0, sizeof(s->memory));
+        s->memory[PLAN_COMMUNICATION] = staging;
         for (int i = 0; i < m->count; i++) { s->memory[plan_memory_kind(m->rows[i].name)] += round_up(m->rows[i].bytes, DEVICE_ALIGN); }
     }
+    trainer.tokenizer.vocab_size = 0;
     trainer_free(&trainer);
     return good;
 }
