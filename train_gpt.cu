@@ -452,7 +452,7 @@ typedef struct {
     float *slots[OPTIMIZER_MAX_SLOTS], *master; // (zero.held)
     StepScalars *scalars, *host_scalars;        // on the device; pinned
     float *results, *host_results;              // (micro_steps + unit_count): sums of losses, then of the gradients' squares by unit
-    StepReport* reports;                        // (ranks) of report_bytes each
+    char* reports;                              // (ranks + 1) of report_bytes each: a StepReport, from stage 1 a sum for each unit
     size_t report_bytes;
     Outlier loss_outlier, norm_outlier;
     int64_t step, steps;      // updates done and planned
@@ -558,8 +558,8 @@ static bool trainer_allocate_host(Trainer* t, Error* error) {
     t->host_results = (float*)host_alloc((t->micro_steps + units) * sizeof(float));
     t->groups = (int*)need(calloc(t->micro_steps, sizeof(int)));
     t->counts = (int*)need(calloc((size_t)t->gpt.config.vocab_size + 1, sizeof(int)));
-    t->report_bytes = round_up(sizeof(StepReport) + (t->zero.stage > 0 ? units * sizeof(float) : 0), sizeof(double));
-    t->reports = (StepReport*)need(calloc(ranks + 1, t->report_bytes));
+    t->report_bytes = sizeof(StepReport) + (t->zero.stage > 0 ? units * sizeof(float) : 0);
+    t->reports = (char*)need(calloc(ranks + 1, t->report_bytes));
     return true;
 }
 
@@ -710,25 +710,24 @@ static bool trainer_meet(Trainer* t, bool good, StepResult* result, Error* error
     const ParamTable* table = &t->gpt.table;
     int ranks = t->comm->size;
     float* sums = t->host_results + t->micro_steps;
-    StepReport* mine = (StepReport*)((char*)t->reports + (size_t)ranks * t->report_bytes);
+    char* mine = t->reports + (size_t)ranks * t->report_bytes;
+    StepReport report = {0.0, !good, trainer_wishes(t)};
     device_download(t->host_results, t->results, (t->micro_steps + table->unit_count) * sizeof(float));
-    memset(mine, 0, t->report_bytes);
-    for (size_t i = 0; i < t->micro_steps; i++) { mine->loss += t->host_results[i]; }
-    mine->failed = !good;
-    mine->wishes = trainer_wishes(t);
-    if (t->zero.stage > 0) { memcpy(mine + 1, sums, table->unit_count * sizeof(float)); }
+    for (size_t i = 0; i < t->micro_steps; i++) { report.loss += t->host_results[i]; }
+    memcpy(mine, &report, sizeof(report));
+    memcpy(mine + sizeof(report), sums, t->report_bytes - sizeof(report));
     comm_gather_host(t->comm, mine, t->report_bytes, t->reports, TRAFFIC_NORM);
     double loss = 0.0, square = 0.0;
     bool failed = false;
     for (int r = 0; r < ranks; r++) {
-        const StepReport* report = (const StepReport*)((const char*)t->reports + (size_t)r * t->report_bytes);
-        loss += report->loss;
-        failed = failed || report->failed;
-        result->wishes |= report->wishes;
+        memcpy(&report, t->reports + (size_t)r * t->report_bytes, sizeof(report));
+        loss += report.loss;
+        failed = failed || report.failed;
+        result->wishes |= report.wishes;
     }
     for (size_t u = 0; u < table->unit_count; u++) {
-        const StepReport* owner = (const StepReport*)((const char*)t->reports + (size_t)t->zero.owner[u] * t->report_bytes);
-        square += t->zero.stage > 0 ? ((const float*)(owner + 1))[u] : sums[u];
+        const char* owner = t->reports + (size_t)t->zero.owner[u] * t->report_bytes + sizeof(report);
+        square += t->zero.stage > 0 ? ((const float*)owner)[u] : sums[u];
     }
     result->loss = loss / ((double)t->sequences * t->T);
     result->norm = sqrt(square);
@@ -1119,7 +1118,8 @@ bool command_train(const Options* o, const Comm* world, Error* error) {
         progress_begin(&r->progress, stderr, talks ? o->progress : PROGRESS_OFF, (double)t->step);
         good = run_loop(t, r, &stopped, error);
         progress_clear(&r->progress);
-        good = comm_agree(world, good && !t->late.text[0], good ? &t->late : error) || !fail(error, "%s", good ? t->late.text : error->text);
+        if (good && t->late.text[0]) { *error = t->late; }
+        good = comm_agree(world, good && !t->late.text[0], error);
         if (good) { train_finish(t, r, stopped); }
         if (good && stopped && talks) { run_stop_file_remove(o->output); }
         run_stop_end();

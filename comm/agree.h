@@ -8,17 +8,13 @@ bool comm_agree(const Comm* c, bool good, Error* error) {
     if (c->size == 1) { return good; }
     uint8_t mine = good, *all = (uint8_t*)need(malloc((size_t)c->size));
     comm_gather_host(c, &mine, 1, all, TRAFFIC_CONTROL);
-    int bad = -1, count = 0;
-    for (int r = 0; r < c->size; r++) {
-        if (all[r]) { continue; }
-        bad = bad < 0 ? r : bad;
-        count++;
-    }
+    int bad = -1;
+    for (int r = c->size - 1; r >= 0; r--) { bad = all[r] ? bad : r; }
     free(all);
     if (bad < 0) { return true; }
     Error* texts = (Error*)need(malloc((size_t)c->size * sizeof(Error)));
     comm_gather_host(c, error, sizeof(Error), texts, TRAFFIC_CONTROL);
-    if (count == c->size) {
+    if (bad == 0) { // also what only rank 0 does: there is no one else to blame
         *error = texts[bad];
     } else {
         fail(error, "rank %d: %.1000s", bad, texts[bad].text);

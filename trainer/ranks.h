@@ -61,9 +61,9 @@ bool ranks_check(const Options* o, const Comm* world, Error* error) {
            comm_same(world, "the matrix libraries", gemm_description(), TRAFFIC_CONTROL, error);
 }
 
-#define RANKS_DATA_PROBES 64
+#define RANKS_DATA_TOKENS ((uint64_t)1 << 26) // compared at most, spread over all of them
 
-// Collective: all ranks read the same tokens, as far as sizes and some sequences show.
+// Collective: all ranks read the same tokens, as far as sizes and some tens of millions of tokens show.
 bool ranks_check_data(const Comm* world, const Loader* data, Error* error) {
     if (world->size == 1) { return true; }
     char text[160];
@@ -71,8 +71,9 @@ bool ranks_check_data(const Comm* world, const Loader* data, Error* error) {
     bool good = true;
     int32_t* tokens = (int32_t*)need(malloc(((size_t)data->T + 1) * sizeof(int32_t)));
     for (size_t i = 0; i < data->shard_count; i++) { crc = crc32c(crc, &data->shards[i].tokens, sizeof(data->shards[i].tokens)); }
-    for (uint64_t i = 0; good && i < RANKS_DATA_PROBES; i++) {
-        good = loader_sequence(data, data->sequences * i / RANKS_DATA_PROBES, tokens, error);
+    uint64_t most = RANKS_DATA_TOKENS / (uint64_t)data->T + 1, probes = data->sequences < most ? data->sequences : most;
+    for (uint64_t i = 0; good && i < probes; i++) {
+        good = loader_sequence(data, (uint64_t)((double)data->sequences / (double)probes * (double)i), tokens, error);
         crc = good ? crc32c(crc, tokens, ((size_t)data->T + 1) * sizeof(int32_t)) : 0;
     }
     free(tokens);
