@@ -8,6 +8,7 @@
 #include "plan_splits.h"
 
 #define PLAN_STAGES 4
+#define PLAN_CELLS ((int)TRAFFIC_PURPOSES * (int)LINK_CLASSES) // of a ledger
 #define PLAN_RANKS_MAX (1 << 16) // beyond, the tables alone would take minutes
 
 typedef enum {
@@ -164,8 +165,9 @@ static bool plan_open(Plan* p, const Options* o, const Comm* world, Error* error
     p->options = o;
     p->ranks = o->ranks > 0 ? o->ranks : world->size;
     p->ranks_per_node = o->ranks_per_node > 0 ? o->ranks_per_node : world->nodes > 1 ? world->local_size : 0;
-    if (p->ranks > PLAN_RANKS_MAX) { return fail(error, "--ranks %d: plan goes up to %d ranks", p->ranks, PLAN_RANKS_MAX); }
-    if (!plan_model(p, error) || !plan_batch(p, error) || !plan_peak(p, error) || !plan_links(p, world, error)) { return false; }
+    if (p->ranks > PLAN_RANKS_MAX) { return fail(error, "--ranks %d: plan goes up to %d ranks", p->ranks, PLAN_RANKS_MAX); } // alike on all
+    bool good = plan_model(p, error) && plan_batch(p, error) && plan_peak(p, error);
+    if (!comm_agree(world, good, error) || !plan_links(p, world, error)) { return false; }
     gpt_params_table(&p->table, &p->model);
     plan_flops(p);
     double bytes = (double)p->table.packed * sizeof(floatX) * 3.0 * (double)p->micro_steps * p->ranks;
@@ -204,7 +206,8 @@ static size_t plan_staging(int ranks) {
 }
 
 // Lays out `rank` at a stage, and keeps its memory if it is more than that of the ranks before. Rank 0 is taken to make samples.
-static bool plan_layout(Plan* p, int stage, int rank, Error* error) {
+// rows: where to print the table, or NULL.
+static bool plan_layout(Plan* p, int stage, int rank, FILE* rows, Error* error) {
     static Trainer trainer; // its embedded tables are too large for the stack
     static Options options;
     PlanStage* s = &p->stages[stage];
@@ -222,6 +225,7 @@ static bool plan_layout(Plan* p, int stage, int rank, Error* error) {
         s->memory[PLAN_COMMUNICATION] = staging;
         for (int i = 0; i < m->count; i++) { s->memory[plan_memory_kind(m->rows[i].name)] += round_up(m->rows[i].bytes, DEVICE_ALIGN); }
     }
+    if (good && rows) { memory_print(m, rows); }
     trainer.tokenizer.vocab_size = 0;
     trainer_free(&trainer);
     return good;
@@ -234,7 +238,7 @@ static bool plan_stage_memory(Plan* p, int stage, Error* error) {
         most = p->loads[r] > p->loads[most] ? r : most;
         most_fuller = r < fuller && p->loads[r] > p->loads[most_fuller] ? r : most_fuller;
     }
-    return plan_layout(p, stage, 0, error) && plan_layout(p, stage, most_fuller, error) && plan_layout(p, stage, most, error);
+    return plan_layout(p, stage, 0, NULL, error) && plan_layout(p, stage, most_fuller, NULL, error) && plan_layout(p, stage, most, NULL, error);
 }
 
 static TrafficModel plan_traffic(const Plan* p, int stage, int rank) {
@@ -249,7 +253,7 @@ static void plan_stage_traffic(Plan* p, int stage) {
         TrafficModel m = plan_traffic(p, stage, r);
         Ledger step;
         traffic_step(&m, &step);
-        for (int i = 0; i < TRAFFIC_PURPOSES * LINK_CLASSES; i++) {
+        for (int i = 0; i < PLAN_CELLS; i++) {
             s->mean[i / LINK_CLASSES][i % LINK_CLASSES] += (double)step.sent[i / LINK_CLASSES][i % LINK_CLASSES] / p->ranks;
         }
         if (r == 0 || traffic_bytes(&step) > traffic_bytes(&s->most)) {
@@ -298,13 +302,15 @@ bool plan_run(const Options* o, const Comm* world, FILE* out, Error* error) {
         plan_print_model(p, out);
         plan_print_ranks(p, out);
         plan_print_memory(p, out);
+        fprintf(out, "\nrank %d at ZeRO %d, as the run prints it\n", p->stages[o->zero].fullest, o->zero);
+        good = plan_layout(p, o->zero, p->stages[o->zero].fullest, out, error);
         plan_print_traffic(p, out);
         plan_print_time(p, out);
         plan_print_splits(p, out);
         plan_print_warnings(p, out);
     }
     plan_free(p);
-    return good;
+    return comm_agree(world, good, error);
 }
 
 bool command_plan(const Options* o, const Comm* world, Error* error) { return plan_run(o, world, stdout, error); }

@@ -74,28 +74,32 @@ static void plan_print_ranks(const Plan* p, FILE* out) {
 }
 
 static void plan_print_memory(const Plan* p, FILE* out) {
-    fprintf(out, "\nmemory of the fullest rank, bytes\n| %-16s |", "ZeRO");
-    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %20d |", s); }
+    fprintf(out, "\nmemory of the fullest rank\n| %-16s |", "ZeRO");
+    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %15d |", s); }
     for (int kind = 0; kind < PLAN_MEMORY; kind++) {
         fprintf(out, "\n| %-16s |", plan_memory_names[kind]);
-        for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %20zu |", p->stages[s].memory[kind]); }
+        for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %15s |", plan_bytes((double)p->stages[s].memory[kind])); }
     }
     fprintf(out, "\n| %-16s |", "total");
-    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %20zu |", p->stages[s].total); }
-    fprintf(out, "\n| %-16s |", "");
-    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %20s |", plan_bytes((double)p->stages[s].total)); }
-    fprintf(out, "\n| %-16s |", "rank");
-    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %20d |", p->stages[s].fullest); }
+    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %15s |", plan_bytes((double)p->stages[s].total)); }
+    fprintf(out, "\n| %-16s |", "total, bytes");
+    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %15zu |", p->stages[s].total); }
+    fprintf(out, "\n| %-16s |", "number of rank");
+    for (int s = 0; s < PLAN_STAGES; s++) { fprintf(out, " %15d |", p->stages[s].fullest); }
     fprintf(out, "\n");
 }
 
 static void plan_print_traffic(const Plan* p, FILE* out) {
+    if (p->ranks == 1) {
+        fprintf(out, "\none rank sends nothing, and holds everything at every stage\n");
+        return;
+    }
     fprintf(out, "\nbytes that a rank sends in a step: mean, and the rank that sends most\n| %-4s | %-24s | %20s | %20s | %-10s |\n", "ZeRO", "what", "mean",
             "most", "mean");
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage* s = &p->stages[stage];
         double mean = 0.0;
-        for (int i = 0; i < TRAFFIC_PURPOSES * LINK_CLASSES; i++) {
+        for (int i = 0; i < PLAN_CELLS; i++) {
             int purpose = i / LINK_CLASSES, link = i % LINK_CLASSES;
             char what[40];
             if (s->mean[purpose][link] <= 0) { continue; }
@@ -135,26 +139,41 @@ static void plan_print_time(const Plan* p, FILE* out) {
 
 static SplitInput plan_split_input(const Plan* p) {
     const ModelHeader* m = &p->model;
-    double C = m->channels, layer = 0.0, state = sizeof(float) * (double)adamw_info.slots, tokens = (double)p->sequences * p->T;
+    double tokens = (double)p->sequences * p->T, again = p->options->recompute >= RECOMPUTE_BLOCK ? 4.0 / 3.0 : 1.0;
+    SplitInput in;
+    memset(&in, 0, sizeof(in));
+    in.ranks = p->ranks;
+    in.ranks_per_node = p->ranks_per_node;
+    in.layers = m->layers;
+    in.heads = m->heads;
+    in.channels = m->channels;
+    in.context = m->max_seq_len;
+    in.vocab = m->vocab_size;
+    in.parameters = (double)p->table.packed;
     for (int i = 0; i < p->table.tensor_count; i++) {
         const TensorSpec* s = &p->table.tensors[i];
-        layer += s->in_layers ? (double)(s->rows * s->cols) : 0.0;
+        in.layer_parameters += s->in_layers ? (double)(s->rows * s->cols) : 0.0;
     }
+    in.tokens = p->T;
+    in.sequences = p->sequences;
+    in.batch = (size_t)p->options->batch;
+    in.element = sizeof(floatX);
+    in.state = sizeof(float) * (double)adamw_info.slots;
 #ifdef FLOATX_BF16
-    state += p->options->master_weights ? sizeof(float) : 0;
+    in.state += p->options->master_weights ? sizeof(float) : 0;
 #endif
-    double again = p->options->recompute >= RECOMPUTE_BLOCK ? 4.0 / 3.0 : 1.0;
-    SplitInput in = {p->ranks, p->ranks_per_node, m->layers, m->heads, C, m->max_seq_len, m->vocab_size, (double)p->table.packed, layer, p->T,
-                     p->sequences, (size_t)p->options->batch, sizeof(floatX), state,
-                     again * (p->step_flops - p->head_flops) / tokens / m->layers, p->head_flops / tokens, p->flops,
-                     {p->rate[LINK_INSIDE], p->rate[LINK_BETWEEN]}, p->latency};
+    in.layer_flops = again * (p->step_flops - p->head_flops) / tokens / m->layers;
+    in.head_flops = p->head_flops / tokens;
+    in.flops = p->flops;
+    memcpy(in.rate, p->rate, sizeof(in.rate));
+    in.latency = p->latency;
     return in;
 }
 
 static SplitRow plan_stage_row(const Plan* p, int stage) {
     const PlanStage* s = &p->stages[stage];
     SplitRow row = {1, 1, p->ranks, stage, 0, 0, 0, 0, 0, s->time.step};
-    for (int i = 0; i < TRAFFIC_PURPOSES * LINK_CLASSES; i++) { row.data_bytes += s->mean[i / LINK_CLASSES][i % LINK_CLASSES]; }
+    for (int i = 0; i < PLAN_CELLS; i++) { row.data_bytes += s->mean[i / LINK_CLASSES][i % LINK_CLASSES]; }
     for (int kind = PLAN_WEIGHTS; kind <= PLAN_MASTERS; kind++) { row.memory += (double)s->memory[kind]; }
     return row;
 }
