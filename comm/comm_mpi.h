@@ -97,7 +97,7 @@ static void comm_mpi_allocate(void) {
     comm_engine.statuses = (MPI_Status*)need(malloc((size_t)comm_engine.request_limit * sizeof(MPI_Status)));
     comm_engine.request_of = (int*)need(malloc((size_t)comm_engine.request_limit * sizeof(int)));
     comm_engine.request_done = (int*)need(malloc((size_t)comm_engine.request_limit * sizeof(int)));
-    comm_engine.held = (uint32_t*)need(calloc(size, sizeof(uint32_t)));
+    comm_engine.held = (uint64_t*)need(calloc(size, sizeof(uint64_t)));
     comm_engine.peers = (CommPeer*)need(calloc(size, sizeof(CommPeer)));
     for (size_t r = 0; r < size; r++) {
         comm_engine.peers[r].request[COMM_PING] = comm_engine.peers[r].request[COMM_PONG] = MPI_REQUEST_NULL;

@@ -106,7 +106,7 @@ static struct {
     MPI_Status* statuses;
     int *request_of, *request_done;
     int request_count, request_room, request_limit; // room: given to flights
-    uint32_t *held, hold; // held[r] == hold: a result of rank r must wait for an earlier one
+    uint64_t *held, hold; // held[r] == hold: a result of rank r must wait for an earlier one
     CommPeer* peers;
     MPI_Request ping_request;
     CommPing ping;
@@ -393,7 +393,7 @@ static void comm_flights_advance(void) {
     for (size_t i = 0; i < comm_engine.flight_count; i++) {
         CommFlight* f = comm_flight(i);
         if (f->job->exchange.kind == COMM_ALL_REDUCE && (f->stage == FLIGHT_GIVE || f->stage == FLIGHT_COLLECT)) {
-            uint32_t* held = &comm_engine.held[comm_world_rank(f->job, f->piece->owner)];
+            uint64_t* held = &comm_engine.held[comm_world_rank(f->job, f->piece->owner)];
             if (f->pending || *held == comm_engine.hold) {
                 *held = comm_engine.hold;
                 continue;
