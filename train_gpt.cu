@@ -666,7 +666,10 @@ static bool trainer_fail_not_finite(Trainer* t, const StepResult* r, Error* erro
     memset(&blame, 0, sizeof(blame));
     trainer_blame(t, blame.text, sizeof(blame.text));
     comm_gather_host(t->comm, &blame, sizeof(blame), all, TRAFFIC_CONTROL);
-    for (int i = t->comm->size - 1; i >= 0; i--) { blame = all[i].text[0] ? all[i] : blame; }
+    for (int i = t->comm->size - 1; i >= 0; i--) { // bad weights come before what they spoil
+        bool better = strncmp(all[i].text, "weights", 7) == 0 || strncmp(blame.text, "weights", 7) != 0;
+        blame = all[i].text[0] && better ? all[i] : blame;
+    }
     free(all);
     return fail(error, "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %.100s; try a lower --lr or a longer --warmup",
                 t->step + 1, r->loss, r->norm, blame.text[0] ? blame.text : "the loss alone");
@@ -955,7 +958,7 @@ static bool train_find_start(Trainer* t, Run* r, TrainStart* start, Error* error
     if (good && t->comm->rank == 0) { good = train_find_model(o, &t->tokenizer, start->folder, &start->step, start->file, &start->model, error); }
     if (!comm_agree(t->comm, good, error)) { return false; }
     comm_share(t->comm, start, sizeof(*start));
-    return true;
+    return !o->output[0] || state_output_shared(t->comm, o->output, error);
 }
 
 static bool train_load(Trainer* t, const TrainStart* start, Error* error) {

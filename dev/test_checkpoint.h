@@ -371,15 +371,18 @@ static void checkpoint_removes_stale(void) {
     pid_t dead = fork();
     if (dead == 0) { _exit(0); }
     waitpid(dead, &status, 0);
+    pid_t alive = fork();
+    while (alive == 0) { pause(); }
     const struct {
         long pid;
         const char* prefix;
         bool stays;
     } cases[] = {{(long)dead, ".step_00000010.tmp", false},
                  {(long)getpid(), ".step_00000010.tmp", false},
-                 {1, ".trash.step_00000010", false},
-                 {1, ".step_00000010.tmp", true},
-                 {(long)dead, ".other", true}}; // process 1 always lives
+                 {(long)alive, ".trash.step_00000010", false},
+                 {(long)alive, ".step_00000010.tmp", true},
+                 {1, ".step_00000010.tmp", false}, // lives, but is another program: the number was used again
+                 {(long)dead, ".other", true}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         CHECK_OK(checkpoint_name(path, &error, "%s/%s.%ld", out, cases[i].prefix, cases[i].pid), error);
         CHECK(mkdir(path, 0777) == 0, "mkdir %s", path);
@@ -391,6 +394,8 @@ static void checkpoint_removes_stale(void) {
         CHECK_OK(checkpoint_name(path, &error, "%s/%s.%ld", out, cases[i].prefix, cases[i].pid), error);
         CHECK((access(path, F_OK) == 0) == cases[i].stays, "%s: expected %s", path, cases[i].stays ? "left" : "removed");
     }
+    kill(alive, SIGKILL);
+    waitpid(alive, &status, 0);
     checkpoint_test_clear(out);
 }
 

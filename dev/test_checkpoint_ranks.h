@@ -262,7 +262,7 @@ static void checkpoint_ranks_full_disk(void) {
             setrlimit(RLIMIT_FSIZE, &before);
             checkpoint_rank_refused(world, good, &error, "cannot save the checkpoint of step 20: ", out);
             char part[64];
-            snprintf(part, sizeof(part), world->size > 1 ? "rank %d: writing " : "writing ", r);
+            snprintf(part, sizeof(part), r > 0 ? "rank %d: writing " : "writing ", r);
             CHECK(strstr(error.text, part) && strstr(error.text, "free some space or lower --keep; earlier checkpoints are untouched"),
                   "message: %s", error.text);
         }

@@ -283,6 +283,18 @@ static bool checkpoint_trash(const char* out, uint64_t step, Error* error) {
     return directory_sync(folder, error) && checkpoint_remove(trash, error);
 }
 
+// Whether process `pid` runs this program: numbers are used again, and soon where few are to be had.
+static bool checkpoint_process_lives(long pid) {
+    char path[64], theirs[32] = "", ours[32] = "";
+    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) { return false; }
+    snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+    FILE *file = fopen(path, "r"), *self = fopen("/proc/self/comm", "r");
+    bool told = file && self && fgets(theirs, sizeof(theirs), file) && fgets(ours, sizeof(ours), self);
+    if (file) { fclose(file); }
+    if (self) { fclose(self); }
+    return !told || strcmp(theirs, ours) == 0;
+}
+
 // Is this the name of what a dead run, or this one, left while saving or deleting: a folder, or the copy of the tokenizer?
 static bool checkpoint_is_stale(const char* name) {
     if (strncmp(name, ".trash.step_", 12) == 0) { return true; }
@@ -290,7 +302,7 @@ static bool checkpoint_is_stale(const char* name) {
     bool ours = strncmp(name, ".step_", 6) == 0 || strncmp(name, "tokenizer.bin.", 14) == 0;
     if (!ours || !mark) { return false; }
     long pid = strtol(mark + 5, NULL, 10);
-    return pid > 0 && pid <= INT_MAX && (pid == (long)getpid() || (kill((pid_t)pid, 0) != 0 && errno == ESRCH));
+    return pid > 0 && pid <= INT_MAX && (pid == (long)getpid() || !checkpoint_process_lives(pid));
 }
 
 static bool checkpoint_remove_stale(const char* out, Error* error) {
