@@ -18,7 +18,7 @@ typedef struct {
     int local_rank, local_size; // on this node, -1 when unknown
     char master[256];
     int port;
-    const char* by;             // "mpirun (Open MPI)", "srun", "torchrun", for messages
+    const char* by; // "mpirun (Open MPI)", "srun", "torchrun", for messages
 } Launch;
 
 // What the program was built with; a value, so that tests try all kinds.
@@ -59,7 +59,8 @@ static bool launch_number(const char* name, int most, int* value, Error* error) 
     long long number = -1;
     *value = -1;
     if (text && !launch_parse(text, most, &number)) {
-        return fail(error, "the environment variable %s is \"%.40s\"; expected a whole number from 0 to %d: correct it or unset it", name, text, most);
+        return fail(error, "the environment variable %s is \"%.40s\"; expected a whole number from 0 to %d: correct it or unset it", name,
+                    text, most);
     }
     *value = (int)number;
     return true;
@@ -169,12 +170,12 @@ static bool launch_numbers(Launch* launch, const Launcher* l, Error* error) {
     if (l->local_size == NULL && !launch_text(size_name)) { size_name = "SLURM_NTASKS"; }
     if (!launch_number(size_name, LAUNCH_MAX_RANKS, &size, error)) { return false; }
     if (size < 0 || rank < 0) {
-        return fail(error, "the environment variable %s is set and %s is not (%s sets both): set or unset both", size < 0 ? l->rank : size_name,
-                    size < 0 ? size_name : l->rank, l->by);
+        return fail(error, "the environment variable %s is set and %s is not (%s sets both): set or unset both",
+                    size < 0 ? l->rank : size_name, size < 0 ? size_name : l->rank, l->by);
     }
     if (rank >= size) {
-        return fail(error, "the environment says %s=%d and %s=%d; ranks are counted from 0, so expected a rank below %d", l->rank, rank, size_name, size,
-                    size);
+        return fail(error, "the environment says %s=%d and %s=%d; ranks are counted from 0, so expected a rank below %d", l->rank, rank,
+                    size_name, size, size);
     }
     launch->size = size;
     if (!launch_number(l->local_rank, LAUNCH_MAX_RANKS, &launch->local_rank, error)) { return false; }
@@ -185,7 +186,8 @@ static bool launch_numbers(Launch* launch, const Launcher* l, Error* error) {
         launch->local_size = launch_tasks_on_node(launch_text("SLURM_STEP_TASKS_PER_NODE"), node);
     }
     if (launch->local_size == 0 || launch->local_size > size || (launch->local_size > 0 && launch->local_rank >= launch->local_size)) {
-        return fail(error, "the environment says %s=%d with %d ranks on this node and %d in all; expected a smaller number: unset or correct it",
+        return fail(error,
+                    "the environment says %s=%d with %d ranks on this node and %d in all; expected a smaller number: unset or correct it",
                     l->local_rank, launch->local_rank, launch->local_size, size);
     }
     return true;
@@ -200,7 +202,9 @@ static bool launch_set_master(Launch* launch, const char* name, const char* text
     size_t length = strlen(text);
     if (text[0] == '[') {
         const char* end = strchr(text, ']');
-        if (!end || (end[1] != 0 && end[1] != ':')) { return fail(error, "%s is \"%.100s\"; expected HOST, HOST:PORT or [ADDRESS]:PORT", name, text); }
+        if (!end || (end[1] != 0 && end[1] != ':')) {
+            return fail(error, "%s is \"%.100s\"; expected HOST, HOST:PORT or [ADDRESS]:PORT", name, text);
+        }
         host++;
         length = (size_t)(end - host);
         colon = end[1] ? end + 1 : NULL;
@@ -244,12 +248,14 @@ static bool launch_find_master(Launch* launch, const Launcher* l, Error* error) 
         return good;
     }
     if (!slurm) {
-        return fail(error, "%s says %d ranks, and MASTER_ADDR is not set; expected the host name or address of rank 0's machine", l->by, launch->size);
+        return fail(error, "%s says %d ranks, and MASTER_ADDR is not set; expected the host name or address of rank 0's machine", l->by,
+                    launch->size);
     }
     const char* list = launch_text("SLURM_STEP_NODELIST");
     list = list ? list : launch_text("SLURM_JOB_NODELIST");
     if (!list || !launch_first_host(list, launch->master, sizeof(launch->master))) {
-        return fail(error, "cannot find the first node in SLURM_STEP_NODELIST \"%.100s\": set MASTER_ADDR to the host of rank 0", list ? list : "");
+        return fail(error, "cannot find the first node in SLURM_STEP_NODELIST \"%.100s\": set MASTER_ADDR to the host of rank 0",
+                    list ? list : "");
     }
     return true;
 }
@@ -261,11 +267,14 @@ static bool launch_find_master(Launch* launch, const Launcher* l, Error* error) 
 static bool launch_check_without_mpi(const Launch* launch, LaunchBuild build, Error* error) {
     if (build.gpu) { return true; }
     if (!build.mpi) {
-        return fail(error, "this program was built without MPI, yet %s started %d processes: install Open MPI, run make clean and make, or start one",
-                    launch->by, launch->size);
+        return fail(
+            error,
+            "this program was built without MPI, yet %s started %d processes: install Open MPI, run make clean and make, or start one",
+            launch->by, launch->size);
     }
-    return fail(error, "%s started %d processes, but not as ranks of MPI, over which the CPU program talks: use mpirun -np %d (or srun --mpi=pmix)",
-                launch->by, launch->size, launch->size);
+    return fail(
+        error, "%s started %d processes, but not as ranks of MPI, over which the CPU program talks: use mpirun -np %d (or srun --mpi=pmix)",
+        launch->by, launch->size, launch->size);
 }
 
 static bool launch_find_as(Launch* launch, LaunchBuild build, Error* error) {
@@ -288,8 +297,10 @@ static bool launch_find_as(Launch* launch, LaunchBuild build, Error* error) {
     if (launch->kind == LAUNCH_BY_MPI) { return true; }
     if (!launch_check_without_mpi(launch, build, error)) { return false; }
     if (l->mpi && !launch_text("MASTER_ADDR")) {
-        return fail(error, "this program was built without MPI, yet %s started %d processes: install Open MPI and build again, or set MASTER_ADDR "
-                    "to the host of rank 0", launch->by, launch->size);
+        return fail(error,
+                    "this program was built without MPI, yet %s started %d processes: install Open MPI and build again, or set MASTER_ADDR "
+                    "to the host of rank 0",
+                    launch->by, launch->size);
     }
     return launch_find_master(launch, l, error);
 }
@@ -303,15 +314,20 @@ static bool launch_agrees(const char* option, int given, int found, const char* 
     return fail(error, "%s is %d, but %s says %d: leave the option out", option, given, by, found);
 }
 
-static bool launch_override_as(Launch* launch, LaunchBuild build, int ranks, int rank, int ranks_per_node, const char* server, Error* error) {
+static bool launch_override_as(Launch* launch, LaunchBuild build, int ranks, int rank, int ranks_per_node, const char* server,
+                               Error* error) {
     bool launched = launch->by[0] != 0;
     if (launched) {
         if (ranks > 0 && !launch_agrees("--ranks (-pn)", ranks, launch->size, launch->by, error)) { return false; }
         if (rank >= 0 && !launch_agrees("--rank (-pr)", rank, launch->rank, launch->by, error)) { return false; }
     } else {
         int size = ranks > 0 ? ranks : 1;
-        if (rank >= size) { return fail(error, "--rank (-pr) is %d with --ranks (-pn) %d; ranks are counted from 0: expected less", rank, size); }
-        if (size > 1 && rank < 0) { return fail(error, "--ranks (-pn) is %d: expected --rank (-pr), the number of this process, too", size); }
+        if (rank >= size) {
+            return fail(error, "--rank (-pr) is %d with --ranks (-pn) %d; ranks are counted from 0: expected less", rank, size);
+        }
+        if (size > 1 && rank < 0) {
+            return fail(error, "--ranks (-pn) is %d: expected --rank (-pr), the number of this process, too", size);
+        }
         launch->rank = rank > 0 ? rank : 0;
         if (size > LAUNCH_MAX_RANKS) { return fail(error, "--ranks (-pn) is %d; expected at most %d", size, LAUNCH_MAX_RANKS); }
         launch->size = size;
@@ -322,7 +338,9 @@ static bool launch_override_as(Launch* launch, LaunchBuild build, int ranks, int
         launch->local_rank = launch->local_size = -1;
         launch->kind = LAUNCH_BY_TCP;
         if (!launch_check_without_mpi(launch, build, error)) { return false; }
-        if (!server[0]) { return fail(error, "--ranks (-pn) is %d: expected --master (-ps) HOST[:PORT], the machine of rank 0, too", launch->size); }
+        if (!server[0]) {
+            return fail(error, "--ranks (-pn) is %d: expected --master (-ps) HOST[:PORT], the machine of rank 0, too", launch->size);
+        }
     }
     if (server[0] && launch->kind == LAUNCH_BY_MPI && !build.gpu) {
         return fail(error, "--master (-ps) is given, but ranks started by %s find each other by MPI: leave it out", launch->by);

@@ -169,8 +169,8 @@ void nccl_plan_run_local(const NcclPlan* plan, const NcclLocal* local) {
     size_t n = local->count;
     bool add = x->kind == COMM_REDUCE_SCATTER && x->add;
     if (local->sum) {
-        LAUNCH(ceil_div(n, COMM_SUM_CHUNK), BLOCK_TEAM, comm_sum_chunk, x->type, local->to, add, local->own, local->others, plan->stride, plan->rank,
-               plan->size, n);
+        LAUNCH(ceil_div(n, COMM_SUM_CHUNK), BLOCK_TEAM, comm_sum_chunk, x->type, local->to, add, local->own, local->others, plan->stride,
+               plan->rank, plan->size, n);
     } else {
         comm_self_copy(local->to, local->own, n * plan->element);
     }

@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #define RENDEZVOUS_VERSION 1
-#define RENDEZVOUS_STRANGERS 64      // connections without a greeting that are kept at once
-#define RENDEZVOUS_PATIENCE 5.0      // seconds in which a greeting, or one answer, must get through
-#define RENDEZVOUS_NAME_PATIENCE 15.0 // seconds in which a name that is not known may still become known
+#define RENDEZVOUS_STRANGERS 64                // connections without a greeting that are kept at once
+#define RENDEZVOUS_PATIENCE 5.0                // seconds in which a greeting, or one answer, must get through
+#define RENDEZVOUS_NAME_PATIENCE 15.0          // seconds in which a name that is not known may still become known
 #define RENDEZVOUS_MAX_BYTES ((size_t)1 << 20) // of a rank
 
 static const char rendezvous_magic[8] = {'t', 'r', 'a', 'i', 'n', 'g', 'p', 't'};
@@ -52,8 +52,8 @@ typedef struct {
     RendezvousGuest* guests;
     int guest_count;
     struct pollfd* polls;
-    int complete;  // ranks that are here, with rank 0
-    int twice;     // a rank that came a second time, -1: none
+    int complete; // ranks that are here, with rank 0
+    int twice;    // a rank that came a second time, -1: none
 } RendezvousHost;
 
 static void rendezvous_close(int* fd) {
@@ -98,7 +98,7 @@ static bool rendezvous_listen(RendezvousHost* h, Error* error) {
     if (status != 0) { return fail(error, "rank 0 cannot listen at %s:%d: %s", l->master, l->port, gai_strerror(status)); }
     for (struct addrinfo* a = list; a && h->listener_count < (int)COUNT_OF(h->listeners); a = a->ai_next) {
         int on = 1, fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (fd < 0) { continue; } // a family that this machine lacks
+        if (fd < 0) { continue; }                                  // a family that this machine lacks
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); // the last job's closed connections do not count
         if (a->ai_family == AF_INET6) { setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)); }
         if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 1024) == 0) {
@@ -110,7 +110,9 @@ static bool rendezvous_listen(RendezvousHost* h, Error* error) {
     }
     freeaddrinfo(list);
     if (problem == EADDRINUSE) {
-        return fail(error, "port %d of rank 0's machine is in use, perhaps by another job: choose another (MASTER_PORT, or --master HOST:PORT)", l->port);
+        return fail(error,
+                    "port %d of rank 0's machine is in use, perhaps by another job: choose another (MASTER_PORT, or --master HOST:PORT)",
+                    l->port);
     }
     return h->listener_count > 0 || fail(error, "rank 0 cannot listen at port %d: %s", l->port, strerror(problem));
 }
@@ -138,7 +140,9 @@ static void rendezvous_answer(RendezvousHost* h, RendezvousGuest* g, RendezvousS
 static bool rendezvous_accept(RendezvousHost* h, int listener, Error* error) {
     int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
-        if (errno == EMFILE || errno == ENFILE) { return fail(error, "rank 0 cannot take %d connections: raise ulimit -n", h->launch->size); }
+        if (errno == EMFILE || errno == ENFILE) {
+            return fail(error, "rank 0 cannot take %d connections: raise ulimit -n", h->launch->size);
+        }
         return true; // it has gone already
     }
     RendezvousGuest *place = NULL, *oldest = NULL;
@@ -187,7 +191,9 @@ static bool rendezvous_read(RendezvousHost* h, RendezvousGuest* g) {
     while (true) {
         char extra;
         size_t left = g->got < head ? head - g->got : head + h->bytes - g->got;
-        char* to = g->got < head ? (char*)&g->greeting + g->got : g->complete ? &extra : h->all + (size_t)g->rank * h->bytes + (g->got - head);
+        char* to = g->got < head ? (char*)&g->greeting + g->got
+                   : g->complete ? &extra
+                                 : h->all + (size_t)g->rank * h->bytes + (g->got - head);
         ssize_t n = recv(g->fd, to, g->complete ? 1 : left, 0);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return true; }
         if (n <= 0 || g->complete) { return false; } // a rank that has said all keeps silent until it is answered
@@ -237,8 +243,8 @@ static bool rendezvous_missing(RendezvousHost* h, int* missing, double timeout, 
     for (*missing = 1; *missing < l->size - 1 && here[*missing]; ++*missing) {}
     free(here);
     if (h->twice >= 0) { snprintf(twice, sizeof(twice), "; rank %d came twice", h->twice); }
-    return fail(error, "rank %d did not come to %s:%d within %g s (%d of %d ranks are here%s): does it run, and can it reach this machine?", *missing,
-                l->master, l->port, timeout, h->complete, l->size, twice);
+    return fail(error, "rank %d did not come to %s:%d within %g s (%d of %d ranks are here%s): does it run, and can it reach this machine?",
+                *missing, l->master, l->port, timeout, h->complete, l->size, twice);
 }
 
 static bool rendezvous_host(RendezvousHost* h, double timeout, Error* error) {
@@ -311,15 +317,17 @@ static int rendezvous_connect(const struct addrinfo* list, double until) {
 
 static RendezvousResult rendezvous_refused(const Launch* l, const RendezvousAnswer* answer, Error* error) {
     if (memcmp(answer->magic, rendezvous_magic, sizeof(answer->magic)) != 0) {
-        fail(error, "what answers at %s:%d is another program: choose another port (MASTER_PORT, or --master HOST:PORT)", l->master, l->port);
+        fail(error, "what answers at %s:%d is another program: choose another port (MASTER_PORT, or --master HOST:PORT)", l->master,
+             l->port);
     } else if (answer->status == RENDEZVOUS_OTHER_SIZE) {
-        fail(error, "rank %d belongs to a job of %d ranks, but at %s:%d one of %u ranks meets: is it another job's port?", l->rank, l->size, l->master,
-             l->port, answer->detail);
+        fail(error, "rank %d belongs to a job of %d ranks, but at %s:%d one of %u ranks meets: is it another job's port?", l->rank, l->size,
+             l->master, l->port, answer->detail);
     } else if (answer->status == RENDEZVOUS_OTHER_VERSION) {
-        fail(error, "rank %d and rank 0 at %s:%d are different versions of the program: give all ranks the same", l->rank, l->master, l->port);
+        fail(error, "rank %d and rank 0 at %s:%d are different versions of the program: give all ranks the same", l->rank, l->master,
+             l->port);
     } else if (answer->status == RENDEZVOUS_TAKEN) {
-        fail(error, "another process has come to %s:%d as rank %d already: each process needs a RANK of its own, and each job a port", l->master, l->port,
-             l->rank);
+        fail(error, "another process has come to %s:%d as rank %d already: each process needs a RANK of its own, and each job a port",
+             l->master, l->port, l->rank);
     } else {
         fail(error, "rank %u did not come to %s:%d", answer->detail, l->master, l->port);
     }
@@ -337,11 +345,13 @@ static RendezvousResult rendezvous_visit(const Launch* l, int fd, const void* mi
     hello.size = (uint32_t)l->size;
     hello.rank = (uint32_t)l->rank;
     hello.bytes = (uint32_t)bytes;
-    bool sent = rendezvous_move(fd, true, &hello, sizeof(hello), until, &moved) && rendezvous_move(fd, true, (void*)(uintptr_t)mine, bytes, until, &moved);
+    bool sent = rendezvous_move(fd, true, &hello, sizeof(hello), until, &moved) &&
+                rendezvous_move(fd, true, (void*)(uintptr_t)mine, bytes, until, &moved);
     bool answered = rendezvous_move(fd, false, &answer, sizeof(answer), until + RENDEZVOUS_PATIENCE, &moved);
     if (!answered && moved >= sizeof(answer.magic)) { return rendezvous_refused(l, &answer, error); }
     if (!answered) { // gone without a word: an old job's rank 0, or one that was stopped
-        fail(error, "rank %d was at %s:%d, but rank 0 did not answer%s", l->rank, l->master, l->port, seconds_now() < until ? "" : " in time");
+        fail(error, "rank %d was at %s:%d, but rank 0 did not answer%s", l->rank, l->master, l->port,
+             seconds_now() < until ? "" : " in time");
         return RENDEZVOUS_AGAIN;
     }
     if (!sent || memcmp(answer.magic, rendezvous_magic, sizeof(answer.magic)) != 0 || answer.status != RENDEZVOUS_GOOD) {
@@ -354,7 +364,8 @@ static RendezvousResult rendezvous_visit(const Launch* l, int fd, const void* mi
     return RENDEZVOUS_DONE;
 }
 
-static RendezvousResult rendezvous_try(const Launch* l, const void* mine, size_t bytes, void* all, double begun, double timeout, Error* error) {
+static RendezvousResult rendezvous_try(const Launch* l, const void* mine, size_t bytes, void* all, double begun, double timeout,
+                                       Error* error) {
     struct addrinfo hints, *list = NULL;
     double until = begun + timeout;
     char port[16];
@@ -363,8 +374,8 @@ static RendezvousResult rendezvous_try(const Launch* l, const void* mine, size_t
     snprintf(port, sizeof(port), "%d", l->port);
     int status = getaddrinfo(l->master, port, &hints, &list); // bounded by the resolver's own limits
     if (status != 0) {
-        fail(error, "rank %d cannot find the host \"%s\" of rank 0: %s; give its name or address (MASTER_ADDR, or --master)", l->rank, l->master,
-             gai_strerror(status));
+        fail(error, "rank %d cannot find the host \"%s\" of rank 0: %s; give its name or address (MASTER_ADDR, or --master)", l->rank,
+             l->master, gai_strerror(status));
         bool known_soon = status == EAI_AGAIN || seconds_now() < begun + RENDEZVOUS_NAME_PATIENCE;
         return known_soon ? RENDEZVOUS_AGAIN : RENDEZVOUS_REFUSED;
     }
@@ -383,7 +394,9 @@ static RendezvousResult rendezvous_try(const Launch* l, const void* mine, size_t
 
 // all (size * bytes): what every rank brought, in the order of ranks. Collective. timeout: seconds that ranks have to come.
 bool rendezvous_gather(const Launch* launch, const void* mine, size_t bytes, void* all, double timeout, Error* error) {
-    if (bytes == 0 || bytes > RENDEZVOUS_MAX_BYTES) { return fail(error, "a rendezvous of %zu bytes; expected 1 to %zu", bytes, RENDEZVOUS_MAX_BYTES); }
+    if (bytes == 0 || bytes > RENDEZVOUS_MAX_BYTES) {
+        return fail(error, "a rendezvous of %zu bytes; expected 1 to %zu", bytes, RENDEZVOUS_MAX_BYTES);
+    }
     if (launch->size == 1) {
         memcpy(all, mine, bytes);
         return true;

@@ -33,10 +33,11 @@ typedef struct {
     int port;
 } LaunchCase;
 
-#define LAUNCH_TEST_OPEN_MPI "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=3"
+#define LAUNCH_TEST_OPEN_MPI                                                                                                               \
+    "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=3"
 #define LAUNCH_TEST_TORCHRUN "WORLD_SIZE=8 RANK=5 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7"
-#define LAUNCH_TEST_SLURM                                                                                                    \
-    "SLURM_JOB_ID=1234567 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_NODEID=1 SLURM_STEP_NUM_TASKS=7 "             \
+#define LAUNCH_TEST_SLURM                                                                                                                  \
+    "SLURM_JOB_ID=1234567 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_NODEID=1 SLURM_STEP_NUM_TASKS=7 "                           \
     "SLURM_STEP_TASKS_PER_NODE=4,3 SLURM_STEP_NODELIST=gpu[003-004]"
 
 static void launch_test_launchers(void) {
@@ -60,7 +61,8 @@ static void launch_test_launchers(void) {
         {LAUNCH_TEST_SLURM " MASTER_ADDR=fe80::1 MASTER_PORT=1234", gpu, LAUNCH_BY_TCP, 7, 6, 2, 3, "srun", "fe80::1", 1234},
         {LAUNCH_TEST_OPEN_MPI " " LAUNCH_TEST_SLURM, cpu, LAUNCH_BY_MPI, 4, 3, 1, 2, "mpirun (Open MPI)", NULL, 29500},
         {LAUNCH_TEST_OPEN_MPI " MASTER_ADDR=m " LAUNCH_TEST_SLURM, gpu, LAUNCH_BY_TCP, 4, 3, 1, 2, "mpirun (Open MPI)", "m", 29500},
-        {"SLURM_STEP_ID=2 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=9 SLURM_JOB_NODELIST=a,b", gpu, LAUNCH_BY_TCP, 2, 1, -1, -1, "srun", "a", 20071},
+        {"SLURM_STEP_ID=2 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=9 SLURM_JOB_NODELIST=a,b", gpu, LAUNCH_BY_TCP, 2, 1, -1, -1, "srun",
+         "a", 20071},
         {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_JOB_ID=9", cpu, LAUNCH_ALONE, 1, 0, 0, 1, "", NULL, 29500}, // a batch script
         {"SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_NTASKS=8", gpu, LAUNCH_ALONE, 1, 0, 0, 1, "", NULL, 29500}, // an interactive shell
         {LAUNCH_TEST_TORCHRUN, gpu, LAUNCH_BY_TCP, 8, 5, 1, 4, "torchrun", "node7", 29500},
@@ -74,8 +76,10 @@ static void launch_test_launchers(void) {
         Launch l;
         Error error = {{0}};
         CHECK_OK(launch_test_find(c->variables, c->build, &l, &error), error);
-        CHECK(l.kind == c->kind && l.size == c->size && l.rank == c->rank, "\"%s\": kind %d, rank %d of %d", c->variables, (int)l.kind, l.rank, l.size);
-        CHECK(l.local_rank == c->local_rank && l.local_size == c->local_size, "\"%s\": local rank %d of %d", c->variables, l.local_rank, l.local_size);
+        CHECK(l.kind == c->kind && l.size == c->size && l.rank == c->rank, "\"%s\": kind %d, rank %d of %d", c->variables, (int)l.kind,
+              l.rank, l.size);
+        CHECK(l.local_rank == c->local_rank && l.local_size == c->local_size, "\"%s\": local rank %d of %d", c->variables, l.local_rank,
+              l.local_size);
         CHECK(strcmp(l.by, c->by) == 0, "\"%s\": started by \"%s\"", c->variables, l.by);
         CHECK(strcmp(l.master, c->master ? c->master : "") == 0 && l.port == c->port, "\"%s\": %s:%d", c->variables, l.master, l.port);
     }
@@ -116,7 +120,8 @@ static void launch_test_refusals(void) {
         {"WORLD_SIZE=4 RANK=1 MASTER_ADDR=x LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", gpu, 1, "LOCAL_RANK=2 with 2 ranks"},
         {"WORLD_SIZE=4 RANK=1 MASTER_ADDR=x LOCAL_RANK=2 LOCAL_WORLD_SIZE=5", gpu, 1, "5 ranks on this node and 4 in all"},
         {"SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", gpu, 1, "cannot find the first node"},
-        {"SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=n[", gpu, 1, "cannot find the first node in SLURM_STEP_NODELIST \"n[\""},
+        {"SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=n[", gpu, 1,
+         "cannot find the first node in SLURM_STEP_NODELIST \"n[\""},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Launch l;
@@ -129,14 +134,15 @@ static void launch_test_refusals(void) {
 
 static void launch_test_node_lists(void) {
     const char* const good[][2] = {
-        {"node[003-005,7],x1", "node003"}, {"x1", "x1"}, {"n1,n[2-3]", "n1"}, {"n[7,9-11]", "n7"}, {"a[1-2]b[3-4]c", "a1b3c"},
-        {"rack-1-n[08-09]", "rack-1-n08"}, {"n[12]", "n12"}, {"[1-3]n", "1n"}, {"10.0.0.[7-8]", "10.0.0.7"},
+        {"node[003-005,7],x1", "node003"}, {"x1", "x1"},     {"n1,n[2-3]", "n1"}, {"n[7,9-11]", "n7"},          {"a[1-2]b[3-4]c", "a1b3c"},
+        {"rack-1-n[08-09]", "rack-1-n08"}, {"n[12]", "n12"}, {"[1-3]n", "1n"},    {"10.0.0.[7-8]", "10.0.0.7"},
     };
     const char* const bad[] = {"", ",x", "n[", "n[]", "n[-3]", "n[1", "n]1", "n[1[2]]", "n[a-b]", "a b", "n[1-2", "[", "]"};
     char host[16];
     for (size_t i = 0; i < COUNT_OF(good); i++) {
         host[0] = 0;
-        CHECK(launch_first_host(good[i][0], host, sizeof(host)) && strcmp(host, good[i][1]) == 0, "%s: %s, expected %s", good[i][0], host, good[i][1]);
+        CHECK(launch_first_host(good[i][0], host, sizeof(host)) && strcmp(host, good[i][1]) == 0, "%s: %s, expected %s", good[i][0], host,
+              good[i][1]);
     }
     for (size_t i = 0; i < COUNT_OF(bad); i++) { CHECK(!launch_first_host(bad[i], host, sizeof(host)), "\"%s\" gave %s", bad[i], host); }
     CHECK(launch_first_host("a23456789012345", host, sizeof(host)), "15 characters fit");
@@ -189,12 +195,13 @@ static void launch_test_override(void) {
         CHECK_OK(launch_test_find(c->variables, c->build, &l, &error), error);
         error.text[0] = 0;
         bool good = launch_override_as(&l, c->build, c->ranks, c->rank, c->per_node, c->server, &error);
-        CHECK(good == !c->part && (good || strstr(error.text, c->part)), "case %zu: expected \"%s\", found \"%s\"", i, c->part ? c->part : "", error.text);
+        CHECK(good == !c->part && (good || strstr(error.text, c->part)), "case %zu: expected \"%s\", found \"%s\"", i,
+              c->part ? c->part : "", error.text);
     }
     launch_test_find("", gpu, &l, &error);
     CHECK_OK(launch_override_as(&l, gpu, 7, 5, 4, "node1:1234", &error), error);
-    CHECK(l.kind == LAUNCH_BY_TCP && l.size == 7 && l.rank == 5 && l.local_rank == 1 && l.local_size == 3, "rank %d, local %d of %d", l.rank, l.local_rank,
-          l.local_size);
+    CHECK(l.kind == LAUNCH_BY_TCP && l.size == 7 && l.rank == 5 && l.local_rank == 1 && l.local_size == 3, "rank %d, local %d of %d",
+          l.rank, l.local_rank, l.local_size);
     CHECK(strcmp(l.master, "node1") == 0 && l.port == 1234, "%s:%d", l.master, l.port);
     launch_test_find(LAUNCH_TEST_OPEN_MPI, both, &l, &error);
     CHECK_OK(launch_override_as(&l, both, 0, -1, 0, "node1", &error), error); // MPI's ranks, but they meet over TCP
@@ -216,7 +223,8 @@ typedef struct {
 static RendezvousSeen* rendezvous_test_seen(void) {
     static RendezvousSeen* seen = NULL;
     if (!seen) {
-        void* memory = mmap(NULL, sizeof(RendezvousSeen) * RENDEZVOUS_TEST_RANKS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        void* memory = mmap(NULL, sizeof(RendezvousSeen) * RENDEZVOUS_TEST_RANKS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                            0);
         seen = memory == MAP_FAILED ? NULL : (RendezvousSeen*)memory;
     }
     return seen;
@@ -300,7 +308,8 @@ static void rendezvous_test_check_good(int count, int size) {
 
 static void rendezvous_test_check_fails(int slot, const char* part) {
     const RendezvousSeen* seen = &rendezvous_test_seen()[slot];
-    CHECK(!seen->good && strstr(seen->error.text, part), "process %d: expected \"%s\", found \"%s\"", slot, part, seen->good ? "success" : seen->error.text);
+    CHECK(!seen->good && strstr(seen->error.text, part), "process %d: expected \"%s\", found \"%s\"", slot, part,
+          seen->good ? "success" : seen->error.text);
 }
 
 static void rendezvous_test_meeting(void) {
@@ -426,7 +435,9 @@ static void rendezvous_test_missing(void) {
     rendezvous_test_check_fails(0, "within 0.4 s (3 of 4 ranks are here)");
     rendezvous_test_check_fails(1, "rank 2 did not come to 127.0.0.1:");
     rendezvous_test_check_fails(2, "rank 2 did not come to 127.0.0.1:");
-    for (int i = 0; i < 3; i++) { CHECK(rendezvous_test_seen()[i].seconds < 1.5, "process %d took %.2f s", i, rendezvous_test_seen()[i].seconds); }
+    for (int i = 0; i < 3; i++) {
+        CHECK(rendezvous_test_seen()[i].seconds < 1.5, "process %d took %.2f s", i, rendezvous_test_seen()[i].seconds);
+    }
 }
 
 static void rendezvous_test_no_place(void) {

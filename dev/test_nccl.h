@@ -68,7 +68,8 @@ static float nccl_test_value(const NcclTest* t, uint32_t* state) {
     return t->element == 4 ? whole * 1.234567f + (float)nccl_test_below(state, 1000) * 1e-4f : whole;
 }
 
-static void nccl_test_open(NcclTest* t, CommKind kind, CommType type, int ranks, size_t segments, int most, bool in_place, bool add, uint32_t* state) {
+static void nccl_test_open(NcclTest* t, CommKind kind, CommType type, int ranks, size_t segments, int most, bool in_place, bool add,
+                           uint32_t* state) {
     memset(t, 0, sizeof(*t));
     t->ranks = ranks;
     t->in_place = in_place;
@@ -134,13 +135,16 @@ static void nccl_test_check_group(const NcclTest* t, const NcclPlan* plan) {
         if (op->peer == plan->rank || op->peer < 0 || op->peer >= t->ranks || op->bytes == 0) {
             CHECK(false, "rank %d: %zu bytes with rank %d", plan->rank, op->bytes, op->peer);
         }
-        if (plan->reducing && !op->send && (op->memory < t->staging[plan->rank] || op->memory + op->bytes > t->staging[plan->rank] + t->staging_bytes)) {
+        if (plan->reducing && !op->send &&
+            (op->memory < t->staging[plan->rank] || op->memory + op->bytes > t->staging[plan->rank] + t->staging_bytes)) {
             CHECK(false, "rank %d: a part outside the staging memory", plan->rank);
         }
         for (size_t k = 0; k < plan->op_count && plan->op_count < 200; k++) {
             const NcclOp* other = &plan->ops[k];
             bool overlap = k != i && op->memory < other->memory + other->bytes && other->memory < op->memory + op->bytes;
-            if (overlap && !(op->send && other->send)) { CHECK(false, "rank %d: messages %zu and %zu of a group share memory", plan->rank, i, k); }
+            if (overlap && !(op->send && other->send)) {
+                CHECK(false, "rank %d: messages %zu and %zu of a group share memory", plan->rank, i, k);
+            }
         }
     }
 }
@@ -171,7 +175,9 @@ static void nccl_test_play(NcclTest* t) {
     }
     for (bool more = true; more;) {
         more = nccl_plan_next(&t->plans[0]);
-        for (int r = 1; r < t->ranks; r++) { CHECK(nccl_plan_next(&t->plans[r]) == more, "rank %d has another number of groups than rank 0", r); }
+        for (int r = 1; r < t->ranks; r++) {
+            CHECK(nccl_plan_next(&t->plans[r]) == more, "rank %d has another number of groups than rank 0", r);
+        }
         if (!more) { break; }
         t->groups++;
         for (int r = 0; r < t->ranks; r++) { nccl_test_check_group(t, &t->plans[r]); }
@@ -204,9 +210,12 @@ static void nccl_test_check(const NcclTest* t) {
         nccl_test_read(t, t->to[r], found);
         for (size_t s = 0; s < t->count; s++) {
             const CommSegment* segment = &t->segments[r][s];
-            for (size_t i = t->offsets[s]; i < t->offsets[s] + segment->count; i++) { wrong += found[i] != nccl_test_expected(t, r, segment, i); }
+            for (size_t i = t->offsets[s]; i < t->offsets[s] + segment->count; i++) {
+                wrong += found[i] != nccl_test_expected(t, r, segment, i);
+            }
         }
-        CHECK(wrong == 0, "kind %d, %d ranks: %zu of %zu elements of rank %d are wrong", (int)t->exchange.kind, t->ranks, wrong, t->elements, r);
+        CHECK(wrong == 0, "kind %d, %d ranks: %zu of %zu elements of rank %d are wrong", (int)t->exchange.kind, t->ranks, wrong,
+              t->elements, r);
     }
     free(found);
 }
@@ -267,7 +276,8 @@ static void nccl_test_balance(void) {
             sends += plan.ops[i].send;
             received += plan.ops[i].send ? 0 : plan.ops[i].bytes;
         }
-        CHECK(sends == RANKS - 1 && plan.op_count == 2 * (RANKS - 1), "group %zu: %zu sends of %zu operations", groups, sends, plan.op_count);
+        CHECK(sends == RANKS - 1 && plan.op_count == 2 * (RANKS - 1), "group %zu: %zu sends of %zu operations", groups, sends,
+              plan.op_count);
     }
     CHECK(groups == 4, "%zu groups, expected 1000 / 256 rounded up", groups);
     CHECK(received == EACH * sizeof(float) * (RANKS - 1), "%zu bytes received", received);
@@ -333,7 +343,8 @@ static void nccl_test_to_itself(void) {
     Comm world;
     if (!nccl_test_one_rank(&world)) { return; }
     memset(world.ledger, 0, sizeof(*world.ledger));
-    char *host = (char*)need(malloc(N)), *found = (char*)need(malloc(N)), *from = (char*)need(device_alloc(N)), *to = (char*)need(device_alloc(N));
+    char *host = (char*)need(malloc(N)), *found = (char*)need(malloc(N)), *from = (char*)need(device_alloc(N)),
+         *to = (char*)need(device_alloc(N));
     for (int i = 0; i < N; i++) { host[i] = (char)(i * 7); }
     device_upload(from, host, N);
     CommExchange x = {COMM_ALL_TO_ALL, COMM_BYTE, false, TRAFFIC_WEIGHTS, NULL, 0};
@@ -347,7 +358,8 @@ static void nccl_test_to_itself(void) {
     comm_nccl_wait(nccl_state.busy.next);
     device_download(found, to, N);
     CHECK(memcmp(found, host, N) == 0, "a message to itself arrived changed");
-    CHECK(ledger_sent(world.ledger, TRAFFIC_WEIGHTS) == N, "%llu bytes in the ledger", (unsigned long long)ledger_sent(world.ledger, TRAFFIC_WEIGHTS));
+    CHECK(ledger_sent(world.ledger, TRAFFIC_WEIGHTS) == N, "%llu bytes in the ledger",
+          (unsigned long long)ledger_sent(world.ledger, TRAFFIC_WEIGHTS));
     char all[5] = "";
     comm_gather_host(&world, "rank", 5, all, TRAFFIC_CONTROL);
     CHECK(strcmp(all, "rank") == 0, "gathered \"%.5s\"", all);
