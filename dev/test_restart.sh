@@ -20,7 +20,11 @@ cat > train_gpt << 'STUB'
 echo "$*" >> calls
 read -r step code < <(sed -n "$(wc -l < calls)p" plan)
 [ -n "$step" ] || { step=- code=9; }
-save() { [ "$step" = - ] || { mkdir -p "out/$(printf 'step_%08d' "$step")" && touch "out/$(printf 'step_%08d' "$step")/DONE" && echo "$step" >> out/main.log; }; }
+save() {
+    [ "$step" != - ] || return 0
+    folder=out/$(printf 'step_%08d' "$step")
+    mkdir -p "$folder" && touch "$folder/DONE" && echo "$step" >> out/main.log
+}
 trap 'echo USR1 >> signals; save; exit 0' USR1
 trap 'echo TERM >> signals; exit 143' TERM
 trap 'echo INT >> signals; exit 130' INT
@@ -185,7 +189,8 @@ pid=$!
 until_true [ -e waiting ]
 kill -USR1 $pid
 rc=0 && wait $pid || rc=$?
-row "slurm: SIGUSR1 saves, then the job goes back into the queue" '[ $rc -eq 0 ]' '[ "$(cat requeues)" = "requeue 77" ]' '[ -e out/step_00000010/DONE ]' '[ "$(cat signals)" = USR1 ]'
+row "slurm: SIGUSR1 saves, then the job goes back into the queue" '[ $rc -eq 0 ]' '[ "$(cat requeues)" = "requeue 77" ]' \
+    '[ -e out/step_00000010/DONE ]' '[ "$(cat signals)" = USR1 ]'
 fresh "10 wait"
 OUTPUT=out SLURM_RESTART_COUNT=3 MAX_REQUEUES=3 bash scripts/slurm.sbatch > out.log 2>&1 &
 pid=$!

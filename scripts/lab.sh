@@ -17,11 +17,14 @@
 #   lab.sh down                                 removes everything, also what a killed lab left
 #   lab.sh with HOSTS [options of up] -- [--check] RANKS COMMAND...     up, run, check, down; also when interrupted
 #
-# Needs root, iproute2, util-linux; run needs Open MPI, delay and loss a C compiler and /dev/net/tun. One lab at a time.
+# Needs root, iproute2, util-linux; run needs Open MPI, delay and loss a C compiler and /dev/net/tun. One lab at a time, since labs slow
+# each other down; LAB_NAME=other makes a second one all the same.
 # The ranks share this machine's cores: OMP_NUM_THREADS is the fair share unless it is set.
 set -euo pipefail
 
-readonly name=gptlab state=/run/gptlab ctl=10.77.0 data=10.78.0
+name=${LAB_NAME:-gptlab}
+[[ $name =~ ^[a-z]{1,12}$ ]] || { echo "error: LAB_NAME $name: expected up to 12 small letters" >&2 && exit 1; }
+readonly name state=/run/lab-$name ctl=10.77.0 data=10.78.0
 readonly hosts_max=64 ranks_max=256 share_default=8 slack=131072 # bytes that the check allows a host beyond its share
 self=$(realpath "${BASH_SOURCE[0]}")
 readonly self root=${self%/scripts/*}
@@ -84,7 +87,6 @@ rate_bits() { # 100mbit -> 100000000; none -> 0
         if (bits < 1e4 || bits > 1e11) { exit 1 }
         printf "%.0f\n", bits }' || fail "rate $1: expected 10kbit to 100gbit"
 }
-rate_name() { awk -v b="$1" 'BEGIN { if (b == 0) print "no limit"; else if (b < 1e6) print b / 1e3 " kbit/s"; else print b / 1e6 " Mbit/s" }'; }
 
 delay_us() { # milliseconds -> microseconds
     if ! [[ $1 =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ ]] || awk -v d="$1" 'BEGIN { exit !(d > 2000) }'; then
@@ -170,13 +172,13 @@ make_space() { # namespace
 }
 
 make_bridge() { # device
-    ip -n $name-hub link add name "$1" type bridge mcast_snooping 0
-    ip -n $name-hub link set dev "$1" up
+    ip -n "$name-hub" link add name "$1" type bridge mcast_snooping 0
+    ip -n "$name-hub" link set dev "$1" up
 }
 
 plug() { # host device subnet: a cable from the host to the bridge of that name
-    ip -n "$name$1" link add name "$2" type veth peer name "$2$1" netns $name-hub
-    ip -n $name-hub link set dev "$2$1" master "$2" up
+    ip -n "$name$1" link add name "$2" type veth peer name "$2$1" netns "$name-hub"
+    ip -n "$name-hub" link set dev "$2$1" master "$2" up
     ip -n "$name$1" addr add "$3.$(($1 + 1))/24" dev "$2"
     ip -n "$name$1" link set dev "$2" up
 }
@@ -219,7 +221,7 @@ limit_cpu() { # host percent
 write_tables() { # from rates, delays, losses, cpus
     local k
     for ((k = 0; k < hosts; k++)); do echo "$k ${rates[k]} ${delays[k]} ${losses[k]} ${cpus[k]}"; done > "$state/hosts.new"
-    awk -v name=$name -v net=$data '{ print name $1, net "." $1 + 1, $2, $3, $4 }' "$state/hosts.new" > "$state/wire.table"
+    awk -v name="$name" -v net=$data '{ print name $1, net "." $1 + 1, $2, $3, $4 }' "$state/hosts.new" > "$state/wire.table"
     mv "$state/hosts.new" "$state/hosts"
 }
 
@@ -242,9 +244,9 @@ build_wire() {
 start_wire() {
     local k waited=0
     for ((k = 0; k < hosts; k++)); do
-        ip -n $name$k tuntap add dev data mode tun || fail "cannot make a TUN device: the kernel lacks it"
-        ip -n $name$k addr add $data.$((k + 1))/24 dev data
-        ip -n $name$k link set dev data mtu 9000 txqueuelen 2000 up
+        ip -n "$name$k" tuntap add dev data mode tun || fail "cannot make a TUN device: the kernel lacks it"
+        ip -n "$name$k" addr add $data.$((k + 1))/24 dev data
+        ip -n "$name$k" link set dev data mtu 9000 txqueuelen 2000 up
     done
     setsid "$root/build/wire" "$state/wire.table" data > "$state/wire.log" 2>&1 < /dev/null 9>&- &
     echo $! > "$state/wire.pid"
@@ -259,17 +261,17 @@ build_lab() {
     local k
     [ "$relay" -eq 0 ] || build_wire
     write_tables
-    make_space $name-hub
+    make_space "$name-hub"
     make_bridge ctl
-    ip -n $name-hub addr add $ctl.254/24 dev ctl
+    ip -n "$name-hub" addr add $ctl.254/24 dev ctl
     [ "$relay" -eq 1 ] || make_bridge data
     for ((k = 0; k < hosts; k++)); do
-        make_space $name$k
+        make_space "$name$k"
         plug $k ctl $ctl
         if [ "$relay" -eq 0 ]; then
             plug $k data $data
-            shape $name$k data "${rates[k]}"
-            shape $name-hub data$k "${rates[k]}"
+            shape "$name$k" data "${rates[k]}"
+            shape "$name-hub" data$k "${rates[k]}"
         fi
         [ "${cpus[k]}" = - ] || limit_cpu $k "${cpus[k]}"
     done
@@ -279,14 +281,14 @@ build_lab() {
         # shellcheck disable=SC2016  # for the script that is written
         echo 'while [ "${1#-}" != "$1" ]; do shift; done; host=$((${1##*.} - 1)); shift'
         # shellcheck disable=SC2016
-        printf 'exec %q on "$host" sh -c "$*"\n' "$self"
+        printf 'LAB_NAME=%s exec %q on "$host" sh -c "$*"\n' "$name" "$self"
     } > "$state/agent"
     chmod +x "$state/agent"
     touch "$state/ready"
 }
 
 describe() {
-    awk -v relay="$([ -e "$state/wire.pid" ] && echo 1 || echo 0)" -v name=$name -v net=$data '{
+    awk -v relay="$([ -e "$state/wire.pid" ] && echo 1 || echo 0)" -v name="$name" -v net=$data '{
         printf "%s  %s.%d  %s", name $1, net, $1 + 1, $2 == 0 ? "no rate limit" : $2 / 1e6 " Mbit/s"
         if (relay) { printf ", delay %g ms, loss %g", $3 / 1e3, $4 }
         printf "%s\n", $5 == "-" ? "" : ", cpu " $5 "%" }' "$state/hosts"
@@ -358,14 +360,15 @@ counters() {
     local k
     printf 'host\tbytes_sent\tpackets_sent\tbytes_received\tpackets_received\n'
     for ((k = 0; k < $(host_count); k++)); do
-        in_space $name$k cat /proc/self/net/dev | awk -v OFS='\t' -v host=$name$k 'sub(/^ *data:/, "") { print host, $9, $10, $1, $2 }'
+        in_space "$name$k" cat /proc/self/net/dev | awk -v OFS='\t' -v host="$name$k" 'sub(/^ *data:/, "") { print host, $9, $10, $1, $2 }'
     done
 }
 
 # The ledgers' bytes "between" of ranks 0, 1, ..., from the last such line of each rank, or as given.
 ledger_numbers() {
     if [ $# -eq 1 ] && [ -e "$1" ]; then
-        sed -n -E 's/^.*network, rank ([0-9]+): .*[ ,]([0-9]+) between.*$/\1 \2/p' "$1" | awk '{ n[$1] = $2 } END { for (r in n) print r, n[r] }' | sort -n
+        sed -n -E 's/^.*network, rank ([0-9]+): .*[ ,]([0-9]+) between.*$/\1 \2/p' "$1" |
+            awk '{ n[$1] = $2 } END { for (r in n) print r, n[r] }' | sort -n
     else
         local rank=0 number
         for number in "$@"; do
@@ -392,7 +395,8 @@ check() { # [--share PERCENT] LOG or numbers
         FILENAME ~ /layout$/ { host[$1] = $2; ranks++; next }
         FILENAME ~ /before$/ { if (FNR > 1) { bytes[$1] = -$2; packets[$1] = -$3 } next }
         FILENAME ~ /after$/ { if (FNR > 1) { bytes[$1] += $2; packets[$1] += $3; order[hosts++] = $1 } next }
-        { if (!($1 in host)) stop("check failed: rank " $1 " has a ledger, but only " ranks " ranks ran"); ledger[host[$1]] += $2; lines++ }
+        !($1 in host) { stop("check failed: rank " $1 " has a ledger, but only " ranks " ranks ran") }
+        { ledger[host[$1]] += $2; lines++ }
         END {
             if (failed) exit 1
             if (lines != ranks) stop("check failed: " lines + 0 " ledgers in " given ", expected one for each of " ranks " ranks")
@@ -400,10 +404,12 @@ check() { # [--share PERCENT] LOG or numbers
                 h = order[k]
                 above = ledger[h] > 0 ? 100 * (bytes[h] - ledger[h]) / ledger[h] : 0
                 headers = ledger[h] > 0 ? 100 * frame * packets[h] / ledger[h] : 0
-                printf "%s: ledger %.0f bytes, sent %.0f in %.0f packets: %.2f %% above it (TCP/IP headers %.2f %%, the rest %.2f %%)\n", \
-                    h, ledger[h], bytes[h], packets[h], above, headers, above - headers
+                printf "%s: ledger %.0f bytes, sent %.0f in %.0f packets: ", h, ledger[h], bytes[h], packets[h]
+                printf "%.2f %% above it (TCP/IP headers %.2f %%, the rest %.2f %%)\n", above, headers, above - headers
                 if (bytes[h] < ledger[h]) { why = why "; " h " sent less than its ledger says" }
-                if (bytes[h] > ledger[h] * (1 + share / 100) + slack) { why = why "; " h " sent more than the ledger + " share " % + " slack " bytes" }
+                if (bytes[h] > ledger[h] * (1 + share / 100) + slack) {
+                    why = why "; " h " sent more than the ledger + " share " % + " slack " bytes"
+                }
             }
             if (why != "") stop("check failed" why)
             print "check passed: every host sent what its ledger says, and less than " share " % + " slack " bytes above it"
@@ -422,7 +428,7 @@ find_mpirun() {
 
 # rank and host of each rank: as many on each host as can be, the first hosts one more, consecutive ranks together
 lay_out() { # ranks
-    awk -v ranks="$1" -v hosts="$(host_count)" -v name=$name 'BEGIN {
+    awk -v ranks="$1" -v hosts="$(host_count)" -v name="$name" 'BEGIN {
         for (k = r = 0; k < hosts; k++) { for (n = int(ranks / hosts) + (k < ranks % hosts); n > 0; n--) { print r++, name k } } }' > "$state/layout"
 }
 
@@ -431,7 +437,7 @@ job="" stopped=""
 on_signal() {
     if [ "$1" = USR1 ]; then
         [ -z "$job" ] || kill -USR1 "$job" 2> /dev/null || true
-        return
+        return 0
     fi
     stopped=$1
     [ -n "$job" ] || leave
@@ -488,7 +494,7 @@ run_ranks() { # command...
     say "$ranks ranks, OMP_NUM_THREADS=$OMP_NUM_THREADS: $*"
     counters > "$state/before"
     # Cores are shared by all hosts, so each must not bind its first rank to core 0. All else is Open MPI's default.
-    nsenter --net=/run/netns/$name-hub setsid "$mpirun" --allow-run-as-root -np "$ranks" --host "$list" --map-by slot --bind-to none \
+    nsenter --net="/run/netns/$name-hub" setsid "$mpirun" --allow-run-as-root -np "$ranks" --host "$list" --map-by slot --bind-to none \
         --mca plm rsh --mca plm_rsh_agent "$state/agent" --mca plm_rsh_no_tree_spawn 1 --mca orte_tmpdir_base "$state/tmp" \
         --mca oob_tcp_if_include $ctl.0/24 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include $data.0/24 \
         "$@" > "$state/out" < /dev/null 8>&- 9>&- &
@@ -526,7 +532,7 @@ command_up() {
     begin "lab.sh up $*"
     build_lab
     # shellcheck disable=SC2016  # for the shell that is started
-    setsid bash -c 'exec -a "$0" sleep infinity' $name-keeper > /dev/null 2>&1 < /dev/null &
+    setsid bash -c 'exec -a "$0" sleep infinity' "$name-keeper" > /dev/null 2>&1 < /dev/null &
     echo $! > "$state/keeper"
     echo "process $!, the keeper of lab.sh up $*, since $(date '+%F %T'); lab.sh down ends it" > "$state/holder"
     trap - EXIT
@@ -578,8 +584,8 @@ command_rate() {
         [ "${2:-$k}" = $k ] || continue
         rates[k]=$bits
         [ ! -e "$state/wire.pid" ] || continue
-        shape $name$k data "$bits"
-        shape $name-hub data$k "$bits"
+        shape "$name$k" data "$bits"
+        shape "$name-hub" data$k "$bits"
     done
     write_tables
     [ ! -e "$state/wire.pid" ] || kill -HUP "$(cat "$state/wire.pid")"

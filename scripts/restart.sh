@@ -125,7 +125,8 @@ while :; do
     if [ $code -eq 1 ] && [ "$now" -lt 0 ] && [ "$(logs)" = "$seen" ]; then quick=$((quick + 1)); else quick=0; fi
     [ $quick -lt 2 ] || { say "it failed twice before its first step; see its message above" && exit $code; }
     if [ "$now" -ge 0 ] && [ -z "$resume" ]; then resume=on words+=(--resume on); fi
-    if [ "$now" -ge 0 ]; then say "exit code $code; again from step $now in $pause s"; else say "exit code $code; again from the start in $pause s"; fi
+    if [ "$now" -ge 0 ]; then from="step $now"; else from="the start"; fi
+    say "exit code $code; again from $from in $pause s"
     run sleep "$pause"
     [ -z "$stopped" ] || exit $code
     [ $fewer -eq 0 ] || one_rank_less
