@@ -23,7 +23,7 @@ report() { # name, what went wrong (empty: nothing), seconds
 }
 
 # ---- the builds: a name, then what make is told
-builds=("gcc -O3" "gcc -O0|OPT=-O0" "gcc -O3, bf16 weights|PRECISION=bf16" "gcc -O3, without OpenMP|OPENMP=")
+builds=("gcc -O3" "gcc -O0|OPT=-O0" "gcc -O3, bf16 weights|PRECISION=bf16" "gcc -O3, without OpenMP|OPENMP=" "gcc -O3, without MPI|MPI=no")
 [ "$(uname -m)" != x86_64 ] || builds+=("gcc -O3, x86-64-v3|ARCH=x86-64-v3")
 if command -v clang > /dev/null; then
     threads=""

@@ -22,8 +22,13 @@ row() { # name command...
     fi
 }
 
+mpi=() mpi_libs=()
+if command -v mpicc > /dev/null && command -v mpirun > /dev/null; then
+    read -r -a mpi <<< "-DUSE_MPI -DOMPI_SKIP_MPICXX $(mpicc -show | tr ' ' '\n' | grep '^-I' | tr '\n' ' ')"
+    read -r -a mpi_libs <<< "$(mpicc -show | tr ' ' '\n' | grep -E '^-(L|l|Wl)' | tr '\n' ' ')"
+fi
 clang -x c -std=gnu11 -D_GNU_SOURCE -O1 -g -march=native -fno-math-errno -fsanitize=thread -fopenmp -Wno-unknown-pragmas -Wno-pass-failed \
-    train_gpt.cu -o "$work/train_gpt" -x none -lpcre2-8 -lm -ldl
+    "${mpi[@]}" train_gpt.cu -o "$work/train_gpt" -x none "${mpi_libs[@]}" -lpcre2-8 -lm -ldl
 for _ in $(seq 40); do cat README.md doc/*.md; done > "$work/text.txt"
 row "threads: tokenizing" "$work/train_gpt" tokenize "$work/text.txt" --output "$work/data" --vocab-size 300 --threads 2
 row "threads: training, validation, samples, checkpoints" "$work/train_gpt" --train-data "$work/data_train_*.bin" --val-data "$work/data_val_*.bin" \
@@ -31,5 +36,12 @@ row "threads: training, validation, samples, checkpoints" "$work/train_gpt" --tr
     --val-batches 2 --checkpoint-every 2 --output "$work/run"
 row "threads: recomputing whole blocks" "$work/train_gpt" --train-data "$work/data_train_*.bin" --val-every 0 --sample-every 0 \
     --model layers=2,heads=3,channels=48,context=64 --batch 3 --total-batch 448 --recompute 3 --steps 2 --gemm own --threads 2
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+for zero in 0 1 3; do # the communication thread beside the computing one
+    [ ${#mpi[@]} -gt 0 ] || break
+    row "threads: two ranks at ZeRO $zero" mpirun -np 2 "$work/train_gpt" --train-data "$work/data_train_*.bin" --val-data "$work/data_val_*.bin" \
+        --model layers=2,heads=2,channels=48,context=32 --batch 2 --total-batch 224 --steps 3 --gemm own --threads 1 --val-every 2 --val-batches 2 \
+        --sample-every 2 --checkpoint-every 2 --output "$work/ranks$zero" --zero $zero
+done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

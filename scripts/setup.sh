@@ -11,6 +11,8 @@ set -euo pipefail
 present() {
     case $1 in
         gcc | g++ | make | clang | git | gnuplot | shellcheck) command -v "$1" > /dev/null ;;
+        libopenmpi-dev) command -v mpicc > /dev/null ;;
+        openmpi-bin) command -v mpirun > /dev/null ;;
         libc6-dev) [ -e /usr/include/stdio.h ] ;;
         libpcre2-dev) [ -e /usr/include/pcre2.h ] || [ -e /usr/local/include/pcre2.h ] ;;
         libdnnl-dev) [ -n "$(find /usr/lib /usr/lib64 /usr/local/lib -name 'libdnnl.so*' -print -quit 2> /dev/null)" ] ;;

@@ -88,17 +88,26 @@ silent() {
 }
 
 echo "== packages"
-bash scripts/setup.sh gcc g++ libc6-dev make libpcre2-dev libdnnl-dev
+bash scripts/setup.sh gcc g++ libc6-dev make libpcre2-dev libdnnl-dev libopenmpi-dev openmpi-bin iproute2
 silent "build: make" 900 make -s -j2 train_gpt test_gpt build/test_gpt_bf16 build/test_gpt_emulated debug
 step "test_gpt: fp32" 300 ./test_gpt
 step "test_gpt: bf16" 300 build/test_gpt_bf16
 step "test_gpt: the CUDA branch on the CPU" 400 build/test_gpt_emulated
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 # more ranks than cores, as root too
+step "ranks: 8 processes, fp32" 200 mpirun -np 8 ./test_gpt ranks
+step "ranks: 8 processes, bf16" 200 mpirun -np 8 build/test_gpt_bf16 ranks
+step "ranks: 3 processes on the emulated GPU" 200 mpirun -np 3 build/test_gpt_emulated ranks
+step "test_ranks: several ranks as their user meets them" 300 bash dev/test_ranks.sh
+step "test_restart: the restart loop and the batch script" 60 bash dev/test_restart.sh
+step "test_lab: a cluster with slow links on one machine" 120 bash dev/test_lab.sh
 
 # Scratch memory of threads that the OpenMP library has ended is not given back. The leak checker itself crashes where threads
 # share a matrix library that was loaded late, so it watches one thread (and dev/test_cli.sh below, which runs with one).
 echo "leak:team_arena" > "$work/leaks"
 export LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
 step "test_gpt: address and undefined-behaviour checks" 400 env ASAN_OPTIONS=detect_leaks=0 build/test_gpt_debug
+step "ranks: 3 processes with address and undefined-behaviour checks" 300 env ASAN_OPTIONS=detect_leaks=0 mpirun -np 3 build/test_gpt_debug ranks
 step "test_cli: the program as its user meets it" 300 bash dev/test_cli.sh
 step "test_cli: the same with address, leak and undefined-behaviour checks" 400 bash dev/test_cli.sh build/train_gpt_debug
 if echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2> /dev/null; then

@@ -89,7 +89,8 @@ static bool machine_check_simd(Error* error) {
 // Threads of this rank where none are asked for: the cores it may use, shared with those ranks that may use the same ones.
 static int machine_default_threads(const Comm* world) {
 #ifdef _OPENMP
-    int sharers = world->backend == COMM_MPI ? comm_mpi_local_sharers() : 1;
+    bool asked = getenv("OMP_NUM_THREADS") != NULL; // of each rank
+    int sharers = world->backend == COMM_MPI && !asked ? comm_mpi_local_sharers() : 1;
     return (int)max_size(1, (size_t)omp_get_max_threads() / (size_t)sharers);
 #else
     (void)world;
