@@ -12,6 +12,7 @@
 #include "dev/test_model.h"
 #include "dev/test_trainer.h"
 #include "dev/test_comm.h"
+#include "dev/test_nccl.h"
 #include "dev/test_ranks.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test_emulation.h"
@@ -21,6 +22,7 @@
 #include "dev/test_checkpoint_ranks.h"
 #include "dev/test_data.h"
 #include "dev/test_files.h"
+#include "dev/test_launch.h"
 #include "dev/test_options.h"
 #include "dev/test_tokenizer.h"
 #endif
@@ -34,11 +36,12 @@ typedef struct {
 
 static const TestGroup groups[] = {
     GROUP(team_tests), GROUP(ops_tests), GROUP(attention_tests), GROUP(model_tests), GROUP(trainer_tests), GROUP(comm_tests),
+    GROUP(nccl_tests),
 #ifdef CUDA_ON_CPU
     GROUP(emulation_tests),
 #endif
 #if !ON_GPU
-    GROUP(options_tests), GROUP(files_tests), GROUP(checkpoint_tests), GROUP(data_tests),
+    GROUP(options_tests), GROUP(files_tests), GROUP(checkpoint_tests), GROUP(data_tests), GROUP(launch_tests),
 #endif
 };
 

@@ -715,6 +715,7 @@ static bool trainer_meet(Trainer* t, bool good, StepResult* result, Error* error
     float* sums = t->host_results + t->micro_steps;
     char* mine = t->reports + (size_t)ranks * t->report_bytes;
     StepReport report = {0.0, !good, trainer_wishes(t)};
+    comm_sync(t->comm);
     device_download(t->host_results, t->results, (t->micro_steps + table->unit_count) * sizeof(float));
     for (size_t i = 0; i < t->micro_steps; i++) { report.loss += t->host_results[i]; }
     memcpy(mine, &report, sizeof(report));
@@ -1168,7 +1169,7 @@ int main(int argc, char** argv) {
     } else if (good && options.action == OPTIONS_VERSION) {
         printf("train_gpt %s, %s, %s\n", provenance_git(), provenance_compiler(), provenance_flags());
     } else if (good) {
-        good = comm_agree(&world, machine_open(&options, &world, &error), &error) && run_command(&options, &world, &error);
+        good = comm_agree(&world, machine_open(&options, &world, &error), &error) && comm_start_up(&world, &error) && run_command(&options, &world, &error);
     }
     if (good && (fflush(stdout) != 0 || ferror(stdout))) { good = fail(&error, "cannot write to standard output: %s", strerror(errno)); }
     if (!good && world.rank == 0) { fprintf(stderr, "error: %s\n", error.text); }

@@ -5,7 +5,8 @@
 // An exchange is a list of segments, the same list (owners and counts) on every rank, started by comm_start and finished by
 // comm_wait. Exchanges of a rank are carried out in the order in which they were started; all ranks start the same ones in the same
 // order. Several may be on their way at once. Sums are taken in fp32, in the order of ranks, whatever the number of ranks or nodes:
-// equal on all of them and from run to run. Counts are 64-bit; what goes out is cut into pieces of at most COMM_PIECE bytes.
+// equal on all of them and from run to run. Counts are 64-bit; what goes out by MPI is cut into pieces of at most COMM_PIECE bytes, by NCCL
+// into rounds that fit its staging memory.
 //
 // There is no error to return: a lost or stalled rank ends the job with one line that names it (comm_fail).
 #pragma once
@@ -123,6 +124,16 @@ bool comm_open(Comm* world, const Launch* launch, double timeout, Error* error) 
 #endif
 }
 
+// Once every rank has its device: NCCL's own start-up, which takes memory on it. Collective.
+bool comm_start_up(const Comm* world, Error* error) {
+    return world->backend != COMM_NCCL || comm_nccl_start_up(error);
+}
+
+// Before the host waits for a device that may itself wait for other ranks: a rank that is lost must end the wait.
+void comm_sync(const Comm* c) {
+    if (c->backend == COMM_NCCL) { comm_nccl_sync(); }
+}
+
 // Collective, the last thing that a rank does.
 void comm_close(Comm* world) {
     if (world->backend == COMM_MPI) { comm_mpi_close(); }
@@ -152,6 +163,7 @@ void comm_ledger(const Comm* c, Ledger* copy) {
     if (c->backend == COMM_MPI) {
         comm_mpi_ledger(copy); // the communication thread writes it
     } else {
+        if (c->backend == COMM_NCCL) { comm_nccl_collect(); }
         *copy = *c->ledger;
     }
 }

@@ -371,6 +371,10 @@ static void checkpoint_removes_stale(void) {
     pid_t dead = fork();
     if (dead == 0) { _exit(0); }
     waitpid(dead, &status, 0);
+    pid_t zombie = fork();
+    if (zombie == 0) { _exit(0); }
+    siginfo_t info;
+    waitid(P_PID, (id_t)zombie, &info, WEXITED | WNOWAIT); // has ended, and is still listed
     pid_t alive = fork();
     while (alive == 0) { pause(); }
     const struct {
@@ -381,6 +385,7 @@ static void checkpoint_removes_stale(void) {
                  {(long)getpid(), ".step_00000010.tmp", false},
                  {(long)alive, ".trash.step_00000010", false},
                  {(long)alive, ".step_00000010.tmp", true},
+                 {(long)zombie, ".step_00000010.tmp", false},
                  {1, ".step_00000010.tmp", false}, // lives, but is another program: the number was used again
                  {(long)dead, ".other", true}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -394,6 +399,7 @@ static void checkpoint_removes_stale(void) {
         CHECK_OK(checkpoint_name(path, &error, "%s/%s.%ld", out, cases[i].prefix, cases[i].pid), error);
         CHECK((access(path, F_OK) == 0) == cases[i].stays, "%s: expected %s", path, cases[i].stays ? "left" : "removed");
     }
+    waitpid(zombie, &status, 0);
     kill(alive, SIGKILL);
     waitpid(alive, &status, 0);
     checkpoint_test_clear(out);

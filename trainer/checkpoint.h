@@ -283,16 +283,23 @@ static bool checkpoint_trash(const char* out, uint64_t step, Error* error) {
     return directory_sync(folder, error) && checkpoint_remove(trash, error);
 }
 
-// Whether process `pid` runs this program: numbers are used again, and soon where few are to be had.
-static bool checkpoint_process_lives(long pid) {
-    char path[64], theirs[32] = "", ours[32] = "";
-    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) { return false; }
-    snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
-    FILE *file = fopen(path, "r"), *self = fopen("/proc/self/comm", "r");
-    bool told = file && self && fgets(theirs, sizeof(theirs), file) && fgets(ours, sizeof(ours), self);
+// Of /proc/PID/stat "1234 (train_gpt) R ...": text gets "(train_gpt", text + 36 the state; false when it cannot be read.
+static bool checkpoint_process_text(const char* path, char* text) {
+    long pid;
+    FILE* file = fopen(path, "r");
+    bool good = file && fscanf(file, "%ld %30[^)]%2[)] %1s", &pid, text, text + 32, text + 36) == 4;
     if (file) { fclose(file); }
-    if (self) { fclose(self); }
-    return !told || strcmp(theirs, ours) == 0;
+    return good;
+}
+
+// Whether process `pid` runs this program: numbers are used again, soon where few are to be had, and the dead stay listed until
+// their parent asks for them (state Z).
+static bool checkpoint_process_lives(long pid) {
+    char path[64], theirs[40], ours[40];
+    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) { return false; }
+    snprintf(path, sizeof(path), "/proc/%ld/stat", pid);
+    if (!checkpoint_process_text(path, theirs) || !checkpoint_process_text("/proc/self/stat", ours)) { return true; }
+    return strcmp(theirs, ours) == 0 && theirs[36] != 'Z' && theirs[36] != 'X';
 }
 
 // Is this the name of what a dead run, or this one, left while saving or deleting: a folder, or the copy of the tokenizer?

@@ -35,6 +35,7 @@ bool eval_loss(Gpt* g, const Comm* comm, const Loader* data, EvalSpace space, ui
         gpt_forward(g, space.device, (int)count, (int)T);
         gpt_head(g, space.result, space.device + count * T, count * T, 0.0f, false, false);
         float batch_sum;
+        comm_sync(comm);
         device_download(&batch_sum, space.result, sizeof(batch_sum)); // also: the host array is free again
         sum += batch_sum;
     }
