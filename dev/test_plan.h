@@ -205,7 +205,7 @@ static bool plan_test_near(double a, double b) { return fabs(a - b) <= 1e-9 * fm
 // A plan of two ranks on which every exchange of a group takes `exchange` seconds; forward 1 s a layer, backward 2 s, head 1 s.
 static StepPlan plan_test_step(const TrafficModel* m, size_t layers, double exchange, double (*busiest)[LINK_CLASSES]) {
     for (size_t g = 0; g <= layers; g++) { busiest[g][LINK_INSIDE] = exchange; }
-    StepPlan p = {m, layers, busiest, 1.0, 2.0, 1.0, {1.0, 1.0}, 0.0};
+    StepPlan p = {m, layers, NULL, busiest, 0.0, 1.0, 2.0, 1.0, {1.0, 1.0}, 0.0};
     return p;
 }
 
@@ -259,7 +259,8 @@ static void test_plan_schedule_bounds(void) {
     for (int stage = 0; stage < 4; stage++) {
         for (uint64_t M = 1; M <= 9; M += 4) {
             TrafficModel m = plan_test_traffic(&table, owner, 4, 0, stage, M, 2);
-            StepPlan p = {&m, 5, plan_busiest(&m), 1.0, 2.0, 3.0, {INFINITY, INFINITY}, 0.0};
+            double* own = plan_owned(&m);
+            StepPlan p = {&m, 5, M == 5 ? NULL : own, plan_busiest(&m, own), M == 9 ? 1e3 : 1e6, 1.0, 2.0, 3.0, {INFINITY, INFINITY}, 0.0};
             StepTime t = plan_step_time(&p), work;
             CHECK(t.waited == 0 && plan_test_near(t.step, (double)M * 18.0), "ZeRO %d: without limits a step of %f s, %f waited", stage, t.step, t.waited);
             CHECK(plan_hidden(&t) == 0 && plan_utilisation(&t) == 1, "ZeRO %d: hidden %f", stage, plan_hidden(&t));
@@ -275,6 +276,7 @@ static void test_plan_schedule_bounds(void) {
             t = plan_step_time(&p);
             CHECK(plan_test_near(t.step, t.busy) && plan_test_near(t.waited, t.busy), "ZeRO %d: no work, yet %f s for %f", stage, t.step, t.busy);
             free(p.busiest);
+            free(own);
         }
     }
     free(owner);
@@ -300,7 +302,7 @@ static void test_plan_schedule_counts(void) {
             uint64_t want = 1;
             for (size_t g = 0; g <= layers; g++) { want += traffic_gathers(&m, layers, g) + (m.stage == 0 ? 2 : traffic_reductions(&m)); }
             CHECK(plan_test_near(t.busy, (double)want), "%zu layers, ZeRO %d: %f exchanges walked, %zu counted", layers, m.stage, t.busy, (size_t)want);
-            double(*bytes)[LINK_CLASSES] = plan_busiest(&m);
+            double *own = plan_owned(&m), (*bytes)[LINK_CLASSES] = plan_busiest(&m, own);
             p.busiest = bytes;
             p.latency = 0.0;
             double rate = plan_rate_needed(&p, 0.9);
@@ -313,6 +315,7 @@ static void test_plan_schedule_counts(void) {
             p.latency = 1e6;
             CHECK(plan_rate_needed(&p, 0.9) < 0, "ZeRO %d: a rate that undoes latency", m.stage);
             free(bytes);
+            free(own);
         }
         params_free(&table);
     }

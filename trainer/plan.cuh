@@ -11,6 +11,13 @@
 #define PLAN_CELLS ((int)TRAFFIC_PURPOSES * (int)LINK_CLASSES) // of a ledger
 #define PLAN_RANKS_MAX (1 << 16) // beyond, the tables alone would take minutes
 
+#define PLAN_LINKS ((size_t)1 << 15)    // ranks x layers up to which the links of all ranks are followed one by one
+#if ON_GPU && !defined(CUDA_ON_CPU)
+#define PLAN_WINDOW 0.0                 // NCCL: one exchange after the other
+#else
+#define PLAN_WINDOW (24.0 * COMM_PIECE) // of 64 pieces under way, those that help the next exchange: measured (doc/communication.md)
+#endif
+
 typedef enum {
     PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_STATE, PLAN_MASTERS, PLAN_ACTIVATIONS, PLAN_COMMUNICATION, PLAN_OTHER, PLAN_MEMORY,
 } PlanMemory;
@@ -269,11 +276,14 @@ static void plan_stage_time(Plan* p, int stage) {
     TrafficModel m = plan_traffic(p, stage, 0);
     double share = (double)p->own / (double)p->sequences / (double)p->micro_steps / p->flops; // of all work, in a rank's micro-step
     double layer = share * (p->step_flops - p->head_flops) / p->model.layers;
-    StepPlan plan = {&m, (size_t)p->model.layers, plan_busiest(&m), layer / 3.0, layer * (p->options->recompute >= RECOMPUTE_BLOCK ? 1.0 : 2.0 / 3.0),
-                     share * p->head_flops, {p->rate[LINK_INSIDE], p->rate[LINK_BETWEEN]}, p->latency};
+    double *own = plan_owned(&m), back = layer * (p->options->recompute >= RECOMPUTE_BLOCK ? 1.0 : 2.0 / 3.0);
+    StepPlan plan = {&m, (size_t)p->model.layers, own, plan_busiest(&m, own), PLAN_WINDOW, layer / 3.0, back, share * p->head_flops,
+                     {p->rate[LINK_INSIDE], p->rate[LINK_BETWEEN]}, p->latency};
+    if ((size_t)p->ranks * (size_t)p->model.layers > PLAN_LINKS || PLAN_WINDOW <= 0) { plan.own = NULL; } // then they hardly overlap
     s->time = plan_step_time(&plan);
     s->rate_needed = plan_rate_needed(&plan, 0.9);
     free(plan.busiest);
+    free(own);
 }
 
 // One rank with the whole batch.

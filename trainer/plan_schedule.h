@@ -1,15 +1,18 @@
 // plan_schedule.h - how long a step takes: one rank's computing thread walks through forward and backward layer by layer, starts the
-// exchanges of comm/zero.cuh where the trainer starts them, and waits where it waits; the ranks' links carry them one after the other, in
-// the order of their start. What the thread waits for is exposed, the rest of the traffic is hidden.
-// Each rank has a link inside its node and one to other nodes, both full duplex: an exchange takes as long as the busiest direction of
-// the busiest link of any rank. That the owner of a large unit must serve all others shows here, not in formulas of average bytes.
+// exchanges of comm/zero.cuh where the trainer starts them, and waits where it waits; the links of all ranks carry them in the order of
+// their start. What the thread waits for is exposed, the rest of the traffic is hidden.
+// Each rank has a link inside its node and one to other nodes, both full duplex: an exchange takes a rank as long as the busiest
+// direction of its busiest link. That the owner of a large unit must serve all others shows here, not in formulas of average bytes.
+// Exchanges overlap as far as the communicator's window of pieces under way reaches: small ones do, large ones hardly.
 #pragma once
 #include "../comm/traffic.h"
 
 typedef struct {
     const TrafficModel* traffic; // its rank does not matter
     size_t layers;
-    double (*busiest)[LINK_CLASSES]; // (1 + layers): bytes of a group's exchange on the busiest link of each class; plan_busiest
+    const double* own;           // (1 + layers, ranks): bytes of each group that a rank owns, plan_owned; NULL: one exchange after the other
+    double (*busiest)[LINK_CLASSES]; // (1 + layers): bytes of a group's exchange on the busiest link of each class, plan_busiest
+    double window;               // bytes of exchanges that may be under way
     double forward, backward;    // seconds of a layer in a micro-step
     double head;                 // seconds of embedding and head, forward and backward together
     double rate[LINK_CLASSES];   // bytes a second of a rank's link; INFINITY: no limit
@@ -31,40 +34,59 @@ static int plan_node_size(const TrafficModel* m, int rank) {
     return per > 0 && first + per < m->ranks ? per : m->ranks - first;
 }
 
-// A reduction brings to others what they own and from each of them what is mine; a gather the reverse; a sum that all get does both, in
-// both directions. So the busier direction of a rank is the same in a reduction and in a gather.
-static void plan_group_busiest(const TrafficModel* m, const double* own, double* node, double total, double busiest[LINK_CLASSES]) {
-    memset(node, 0, (size_t)m->ranks * sizeof(double));
-    for (int r = 0; r < m->ranks; r++) { node[traffic_node(m, r)] += own[r]; }
-    for (int r = 0; r < m->ranks; r++) {
-        double near = node[traffic_node(m, r)], peers = plan_node_size(m, r) - 1;
-        double others[LINK_CLASSES] = {near - own[r], total - near}, mine[LINK_CLASSES] = {peers * own[r], (m->ranks - 1 - peers) * own[r]};
-        for (int l = 0; l < LINK_CLASSES; l++) {
-            busiest[l] = fmax(busiest[l], m->stage == 0 ? others[l] + mine[l] : fmax(others[l], mine[l]));
-        }
+// Bytes of each group that a rank owns: (1 + layers, ranks), to be freed by the caller.
+double* plan_owned(const TrafficModel* m) {
+    size_t groups = 1 + traffic_layers(m->table), P = (size_t)m->ranks;
+    double* own = (double*)need(calloc(groups * P, sizeof(double)));
+    size_t* elements = (size_t*)need(calloc(groups, sizeof(size_t)));
+    for (size_t u = 0; u < m->table->unit_count; u++) {
+        size_t g = traffic_group(m->table, &m->table->units[u]), count = m->table->units[u].count;
+        elements[g] += count;
+        own[g * P + (size_t)m->owner[u]] += m->stage == 0 ? 0.0 : (double)(count * m->element);
+    }
+    for (size_t i = 0; m->stage == 0 && i < groups * P; i++) {
+        size_t n = elements[i / P];
+        own[i] = (double)((traffic_range(m, n, (int)(i % P) + 1) - traffic_range(m, n, (int)(i % P))) * m->element);
+    }
+    free(elements);
+    return own;
+}
+
+// What a rank sends in an exchange and what it receives, by link. A reduction takes to others what they own and brings from each of them
+// what is mine; a gather the reverse; a sum that all get does both in both directions. own, near, total: of this rank, of its node, of all.
+static void plan_rank_bytes(const TrafficModel* m, int rank, bool gather, double own, double near, double total, double out[LINK_CLASSES],
+                            double in[LINK_CLASSES]) {
+    double peers = plan_node_size(m, rank) - 1;
+    double others[LINK_CLASSES] = {near - own, total - near}, mine[LINK_CLASSES] = {peers * own, (m->ranks - 1 - peers) * own};
+    for (int l = 0; l < LINK_CLASSES; l++) {
+        out[l] = m->stage == 0 ? others[l] + mine[l] : gather ? mine[l] : others[l];
+        in[l] = m->stage == 0 ? others[l] + mine[l] : gather ? others[l] : mine[l];
     }
 }
 
-// (1 + layers) pairs, to be freed by the caller.
-double (*plan_busiest(const TrafficModel* m))[LINK_CLASSES] {
-    size_t groups = 1 + traffic_layers(m->table);
-    double(*busiest)[LINK_CLASSES] = (double(*)[LINK_CLASSES])need(calloc(groups, sizeof(*busiest)));
-    double *own = (double*)need(malloc((size_t)m->ranks * sizeof(double))), *node = (double*)need(malloc((size_t)m->ranks * sizeof(double)));
-    for (size_t g = 0; m->ranks > 1 && g < groups; g++) {
-        size_t elements = 0;
-        memset(own, 0, (size_t)m->ranks * sizeof(double));
-        for (size_t u = 0; u < m->table->unit_count; u++) {
-            const Unit* unit = &m->table->units[u];
-            if (traffic_group(m->table, unit) != g) { continue; }
-            elements += unit->count;
-            own[m->owner[u]] += (double)(unit->count * m->element);
-        }
-        for (int r = 0; m->stage == 0 && r < m->ranks; r++) {
-            own[r] = (double)((traffic_range(m, elements, r + 1) - traffic_range(m, elements, r)) * m->element);
-        }
-        plan_group_busiest(m, own, node, (double)(elements * m->element), busiest[g]);
+// Bytes of each node, and their sum.
+static double plan_nodes(const TrafficModel* m, const double* own, double* node) {
+    double total = 0.0;
+    memset(node, 0, (size_t)m->ranks * sizeof(double));
+    for (int r = 0; r < m->ranks; r++) {
+        node[traffic_node(m, r)] += own[r];
+        total += own[r];
     }
-    free(own);
+    return total;
+}
+
+// From plan_owned; to be freed by the caller.
+double (*plan_busiest(const TrafficModel* m, const double* own))[LINK_CLASSES] {
+    size_t groups = 1 + traffic_layers(m->table), P = (size_t)m->ranks;
+    double(*busiest)[LINK_CLASSES] = (double(*)[LINK_CLASSES])need(calloc(groups, sizeof(*busiest)));
+    double* node = (double*)need(malloc(P * sizeof(double)));
+    for (size_t g = 0; P > 1 && g < groups; g++) {
+        double total = plan_nodes(m, own + g * P, node), out[LINK_CLASSES], in[LINK_CLASSES];
+        for (int r = 0; r < m->ranks; r++) {
+            plan_rank_bytes(m, r, true, own[g * P + (size_t)r], node[traffic_node(m, r)], total, out, in);
+            for (int l = 0; l < LINK_CLASSES; l++) { busiest[g][l] = fmax(busiest[g][l], fmax(out[l], in[l])); }
+        }
+    }
     free(node);
     return busiest;
 }
@@ -72,23 +94,74 @@ double (*plan_busiest(const TrafficModel* m))[LINK_CLASSES] {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The trainer's order of things
 
+// An exchange on its way.
+typedef struct {
+    double begin, end;
+    double bytes; // of it and of all before it
+} WalkFlight;
+
 typedef struct {
     const StepPlan* plan;
     size_t groups, slots;
     double *reduced, *gathered; // (groups) when the group's last exchange ends
     bool* there;                // (groups) stage 3: the weights are held, or coming
+    double *send, *receive;     // (ranks, or 1) when the link is free
+    double* node;               // (ranks) scratch
+    WalkFlight* flights;
+    size_t flight_count, flight_room, flight_first; // first: the oldest that can still hold back a new one
     double now, waited, busy;
-    double last;                // end of the last exchange
 } Walk;
 
-// Starts an exchange now; returns when it ends.
-static double walk_exchange(Walk* w, const double bytes[LINK_CLASSES], double hops) {
+// When all but the window of what was started before has gone through; a part of an exchange is taken to go at an even pace.
+static double walk_window(Walk* w) {
+    if (w->flight_count == 0) { return 0.0; }
+    double must = w->flights[w->flight_count - 1].bytes - w->plan->window, before;
+    if (must <= 0) { return 0.0; }
+    while (w->flights[w->flight_first].bytes < must) { w->flight_first++; }
+    const WalkFlight* f = &w->flights[w->flight_first];
+    before = w->flight_first ? f[-1].bytes : 0.0;
+    return f->bytes > before ? f->begin + (f->end - f->begin) * (must - before) / (f->bytes - before) : f->end;
+}
+
+static double walk_seconds(const StepPlan* p, const double bytes[LINK_CLASSES]) {
+    return fmax(bytes[LINK_INSIDE] / p->rate[LINK_INSIDE], bytes[LINK_BETWEEN] / p->rate[LINK_BETWEEN]);
+}
+
+// Puts the exchange of group g onto all links from `ready` on; returns when the last is through.
+static double walk_carry(Walk* w, size_t g, bool gather, double ready, double* total) {
     const StepPlan* p = w->plan;
-    if (p->traffic->ranks == 1) { return w->now; }
-    double seconds = fmax(bytes[LINK_INSIDE] / p->rate[LINK_INSIDE], bytes[LINK_BETWEEN] / p->rate[LINK_BETWEEN]) + hops * p->latency;
-    w->last = fmax(w->now, w->last) + seconds;
-    w->busy += seconds;
-    return w->last;
+    const TrafficModel* m = p->traffic;
+    double end = ready, out[LINK_CLASSES], in[LINK_CLASSES];
+    if (!p->own) {
+        *total = p->window; // so that nothing overlaps
+        return w->send[0] = fmax(w->send[0], ready) + walk_seconds(p, p->busiest[g]);
+    }
+    const double* own = p->own + g * (size_t)m->ranks;
+    *total = plan_nodes(m, own, w->node);
+    for (int r = 0; r < m->ranks; r++) {
+        plan_rank_bytes(m, r, gather, own[r], w->node[traffic_node(m, r)], *total, out, in);
+        w->send[r] = fmax(w->send[r], ready) + walk_seconds(p, out);
+        w->receive[r] = fmax(w->receive[r], ready) + walk_seconds(p, in);
+        end = fmax(end, fmax(w->send[r], w->receive[r]));
+    }
+    return end;
+}
+
+// Starts an exchange now; returns when it ends.
+static double walk_exchange(Walk* w, size_t g, bool gather) {
+    const TrafficModel* m = w->plan->traffic;
+    if (m->ranks == 1) { return w->now; }
+    double last = w->flight_count ? w->flights[w->flight_count - 1].end : 0.0, before = w->flight_count ? w->flights[w->flight_count - 1].bytes : 0.0;
+    double begin = fmax(w->now, walk_window(w)), bytes = 0.0, end = walk_carry(w, g, gather, begin, &bytes);
+    end = fmax(end, last) + (m->stage == 0 ? 2.0 : 1.0) * w->plan->latency;
+    if (w->flight_count == w->flight_room) {
+        w->flight_room = max_size(64, 2 * w->flight_room);
+        w->flights = (WalkFlight*)need(realloc(w->flights, w->flight_room * sizeof(WalkFlight)));
+    }
+    WalkFlight f = {begin, end, before + bytes};
+    w->flights[w->flight_count++] = f;
+    w->busy += fmax(0.0, end - fmax(begin, last));
+    return end;
 }
 
 static void walk_wait(Walk* w, double until) {
@@ -97,14 +170,16 @@ static void walk_wait(Walk* w, double until) {
     w->now = until;
 }
 
-static void walk_gather(Walk* w, size_t g) { w->gathered[g] = walk_exchange(w, w->plan->busiest[g], 1.0); }
+static void walk_gather(Walk* w, size_t g) { w->gathered[g] = walk_exchange(w, g, true); }
 
-// All ranks tell each other their norms; every rank of a node sends and receives the same.
+// All ranks tell each other their norms, when nothing else is under way; every rank of a node sends and receives the same.
 static void walk_norm(Walk* w) {
     const TrafficModel* m = w->plan->traffic;
     double one = (double)traffic_report(m), largest = plan_node_size(m, 0) - 1, smallest = plan_node_size(m, m->ranks - 1) - 1;
-    double bytes[LINK_CLASSES] = {largest * one, (m->ranks - 1 - smallest) * one};
-    walk_wait(w, walk_exchange(w, bytes, 1.0));
+    double bytes[LINK_CLASSES] = {largest * one, (m->ranks - 1 - smallest) * one}, seconds = walk_seconds(w->plan, bytes) + w->plan->latency;
+    if (m->ranks == 1) { return; }
+    w->busy += seconds;
+    walk_wait(w, w->now + seconds);
 }
 
 static void walk_fetch(Walk* w, size_t g) {
@@ -139,7 +214,7 @@ static void walk_claim(Walk* w, size_t g) {
 
 static void walk_ready(Walk* w, size_t g, bool last) {
     int stage = w->plan->traffic->stage;
-    if (stage >= 2 || last) { w->reduced[g] = walk_exchange(w, w->plan->busiest[g], stage == 0 ? 2.0 : 1.0); }
+    if (stage >= 2 || last) { w->reduced[g] = walk_exchange(w, g, false); }
 }
 
 static void walk_backward(Walk* w, bool last) {
@@ -183,6 +258,9 @@ static StepTime plan_walk(const StepPlan* plan, uint64_t micro_steps) {
     w.reduced = (double*)need(calloc(w.groups, sizeof(double)));
     w.gathered = (double*)need(calloc(w.groups, sizeof(double)));
     w.there = (bool*)need(calloc(w.groups, sizeof(bool)));
+    w.send = (double*)need(calloc((size_t)plan->traffic->ranks, sizeof(double)));
+    w.receive = (double*)need(calloc((size_t)plan->traffic->ranks, sizeof(double)));
+    w.node = (double*)need(calloc((size_t)plan->traffic->ranks, sizeof(double)));
     walk_step(&w, micro_steps);
     before.step = w.now;
     before.busy = w.busy;
@@ -195,6 +273,10 @@ static StepTime plan_walk(const StepPlan* plan, uint64_t micro_steps) {
     free(w.reduced);
     free(w.gathered);
     free(w.there);
+    free(w.send);
+    free(w.receive);
+    free(w.node);
+    free(w.flights);
     return t;
 }
 
