@@ -54,7 +54,8 @@ static void test_plan_equal_units(void) {
             double kept = stage == 3 ? (double)(2 * (2 * micro_steps - 1)) / 6.0 : 0.0; // layers (of 6 groups) that are still there
             double outer = stage == 3 ? (double)(2 * micro_steps - 1) / 6.0 : 0.0;      // the outer group is fetched once
             double want = ranks == 1 ? 0.0 : traffic_zero_formula(stage, ranks, micro_steps, bytes) - (kept + outer) * bytes * (ranks - 1) / ranks;
-            CHECK(fabs(sent - want) < 0.5, "ZeRO %d, rank %d of %d, %d micro-steps: %.0f bytes, expected %.1f", stage, rank, ranks, micro_steps, sent, want);
+            CHECK(fabs(sent - want) < 0.5, "ZeRO %d, rank %d of %d, %d micro-steps: %.0f bytes, expected %.1f", stage, rank, ranks,
+                micro_steps, sent, want);
         }
         params_free(&table);
     }
@@ -68,7 +69,9 @@ static void test_plan_sums(void) {
     plan_test_gpt_table(&table, 3, 24, 257, 32);
     owner = (int*)need(malloc(table.unit_count * sizeof(int)));
     uint64_t bytes = table.packed * sizeof(floatX), outer = 0;
-    for (size_t u = 0; u < table.unit_count; u++) { outer += table.tensors[table.units[u].tensor].in_layers ? 0 : table.units[u].count * sizeof(floatX); }
+    for (size_t u = 0; u < table.unit_count; u++) {
+        outer += table.tensors[table.units[u].tensor].in_layers ? 0 : table.units[u].count * sizeof(floatX);
+    }
     uint64_t layer = (bytes - outer) / 3;
     for (int i = 0; i < 9 * 4 * 3 * 4; i++) {
         int ranks = 1 + i / 48, stage = i / 12 % 4, per = i % 4;
@@ -91,7 +94,8 @@ static void test_plan_sums(void) {
         CHECK(weights == want_weights, "ZeRO %d, %d ranks: weights %zu, expected %zu", stage, ranks, (size_t)weights, (size_t)want_weights);
         CHECK(norm == P * (P + 1) * (24 + (stage ? 4 * table.unit_count : 0)), "ZeRO %d, %d ranks: norms %zu", stage, ranks, (size_t)norm);
         CHECK(per != 1 || inside == 0, "one rank a node: %zu bytes inside", (size_t)inside);
-        CHECK(per != 0 || inside == gradient + weights + norm, "one node: %zu bytes inside of %zu", (size_t)inside, (size_t)(gradient + weights + norm));
+        CHECK(per != 0 || inside == gradient + weights + norm, "one node: %zu bytes inside of %zu", (size_t)inside,
+            (size_t)(gradient + weights + norm));
     }
     free(owner);
     params_free(&table);
@@ -187,8 +191,8 @@ static void test_plan_slow_count(void) {
                 Ledger step;
                 traffic_step(&m, &step);
                 CHECK(memcmp(step.sent, count.sent[r], sizeof(step.sent)) == 0,
-                      "%d layers, ZeRO %d, rank %d of %d, %d micro-steps, %d a node: %zu bytes, counted %zu of gradients", layers, stage, r, P, M, per,
-                      (size_t)ledger_sent(&step, TRAFFIC_GRADIENT),
+                      "%d layers, ZeRO %d, rank %d of %d, %d micro-steps, %d a node: %zu bytes, counted %zu of gradients", layers, stage, r,
+                          P, M, per, (size_t)ledger_sent(&step, TRAFFIC_GRADIENT),
                       (size_t)(count.sent[r][TRAFFIC_GRADIENT][LINK_INSIDE] + count.sent[r][TRAFFIC_GRADIENT][LINK_BETWEEN]));
             }
         }
@@ -262,7 +266,8 @@ static void test_plan_schedule_bounds(void) {
             double* own = plan_owned(&m);
             StepPlan p = {&m, 5, M == 5 ? NULL : own, plan_busiest(&m, own), M == 9 ? 1e3 : 1e6, 1.0, 2.0, 3.0, {INFINITY, INFINITY}, 0.0};
             StepTime t = plan_step_time(&p), work;
-            CHECK(t.waited == 0 && plan_test_near(t.step, (double)M * 18.0), "ZeRO %d: without limits a step of %f s, %f waited", stage, t.step, t.waited);
+            CHECK(t.waited == 0 && plan_test_near(t.step, (double)M * 18.0), "ZeRO %d: without limits a step of %f s, %f waited", stage,
+                t.step, t.waited);
             CHECK(plan_hidden(&t) == 0 && plan_utilisation(&t) == 1, "ZeRO %d: hidden %f", stage, plan_hidden(&t));
             p.rate[LINK_INSIDE] = 5e3;
             p.rate[LINK_BETWEEN] = 1e3;
@@ -301,7 +306,8 @@ static void test_plan_schedule_counts(void) {
             StepTime t = plan_step_time(&p);
             uint64_t want = 1;
             for (size_t g = 0; g <= layers; g++) { want += traffic_gathers(&m, layers, g) + (m.stage == 0 ? 2 : traffic_reductions(&m)); }
-            CHECK(plan_test_near(t.busy, (double)want), "%zu layers, ZeRO %d: %f exchanges walked, %zu counted", layers, m.stage, t.busy, (size_t)want);
+            CHECK(plan_test_near(t.busy, (double)want), "%zu layers, ZeRO %d: %f exchanges walked, %zu counted", layers, m.stage, t.busy,
+                (size_t)want);
             double *own = plan_owned(&m), (*bytes)[LINK_CLASSES] = plan_busiest(&m, own);
             p.busiest = bytes;
             p.latency = 0.0;
@@ -338,7 +344,8 @@ static void test_plan_splits(void) {
     free(rows);
     SplitRow ring = {1, 1, 12, -1, 0, 0, 0, 0, 0, 0}, both = {2, 2, 3, -1, 0, 0, 0, 0, 0, 0};
     split_estimate(&in, &ring);
-    CHECK(plan_test_near(ring.data_bytes, 2.0 * 11 / 12 * 850 * 2) && ring.tensor_bytes == 0 && ring.pipeline_bytes == 0, "ring: %f bytes", ring.data_bytes);
+    CHECK(plan_test_near(ring.data_bytes, 2.0 * 11 / 12 * 850 * 2) && ring.tensor_bytes == 0 && ring.pipeline_bytes == 0, "ring: %f bytes",
+        ring.data_bytes);
     CHECK(plan_test_near(ring.memory, 850 * (2 + 2 + 8.0 / 12)), "ring: %f bytes of memory", ring.memory);
     // computing takes 4 tokens x (80 + 20) / 100 = 4 s; half of 3117 bytes at 100 bytes a second behind 8/3 and 4/3 s of it
     CHECK(plan_test_near(ring.seconds, 4.0 + ring.data_bytes / 100 - 4.0), "ring: %f s", ring.seconds);
@@ -372,10 +379,10 @@ static bool plan_test_run(char** text, Error* error, const char* const* words, i
 
 // 175B on 1024 ranks within a second of processor time, with numbers that hold
 static void test_plan_large(void) {
-    static const char* const words[] = {"--model", "gpt3:c12288", "--ranks", "1024", "--ranks-per-node", "8", "--total-batch", "3145728", "--batch", "1",
-                                        "--tflops", "312", "--link-mbit", "100000", "--node-mbit", "2400000", "--zero", "3"};
-    static const char* const parts[] = {"174604259328 | in", "FLOP a step", "1024 on 128 node(s)", "ZeRO 3 x 1024", "2104.04473", "1910.02054", "2205.05198",
-                                        "runs the rows of ZeRO only", "chosen", "warning: 8 rank(s)", "formula"};
+    static const char* const words[] = {"--model", "gpt3:c12288", "--ranks", "1024", "--ranks-per-node", "8", "--total-batch", "3145728",
+        "--batch", "1", "--tflops", "312", "--link-mbit", "100000", "--node-mbit", "2400000", "--zero", "3"};
+    static const char* const parts[] = {"174604259328 | in", "FLOP a step", "1024 on 128 node(s)", "ZeRO 3 x 1024", "2104.04473",
+        "1910.02054", "2205.05198", "runs the rows of ZeRO only", "chosen", "warning: 8 rank(s)", "formula"};
     Error error = {{0}};
     char* text = NULL;
     clock_t start = clock();
@@ -423,7 +430,8 @@ static void test_plan_memory(void) {
             }
             for (int k = 0; k < PLAN_MEMORY; k++) { kinds += s->memory[k]; }
             CHECK(kinds == s->total, "ZeRO %d: %zu bytes by kind, %zu in all", o.zero, kinds, s->total);
-            CHECK(s->total == most + plan_staging(o.ranks), "ZeRO %d, %d ranks: %zu bytes, the fullest of all ranks has %zu", o.zero, o.ranks, s->total, most);
+            CHECK(s->total == most + plan_staging(o.ranks), "ZeRO %d, %d ranks: %zu bytes, the fullest of all ranks has %zu", o.zero,
+                o.ranks, s->total, most);
             size_t state = 2 * round_up(held * sizeof(float), DEVICE_ALIGN);
             CHECK(s->memory[PLAN_STATE] == state, "ZeRO %d: %zu bytes of state, expected %zu", o.zero, s->memory[PLAN_STATE], state);
         }
@@ -467,7 +475,8 @@ static void test_plan_corners(void) {
         {"7", "layers=2,heads=2,channels=8,context=8,vocab=300", "56", "not faster than one"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const char* words[] = {"--ranks", cases[i].ranks, "--model", cases[i].model, "--total-batch", cases[i].batch, "--tflops", "1", "--ranks-per-node", "2"};
+        const char* words[] = {"--ranks", cases[i].ranks, "--model", cases[i].model, "--total-batch", cases[i].batch, "--tflops", "1",
+            "--ranks-per-node", "2"};
         Error error = {{0}};
         char* text = NULL;
         CHECK_OK(plan_test_run(&text, &error, words, (int)COUNT_OF(words)), error);

@@ -94,8 +94,8 @@ static void plan_print_traffic(const Plan* p, FILE* out) {
         fprintf(out, "\none rank sends nothing, and holds everything at every stage\n");
         return;
     }
-    fprintf(out, "\nbytes that a rank sends in a step: mean, and the rank that sends most\n| %-4s | %-24s | %20s | %20s | %-10s |\n", "ZeRO", "what", "mean",
-            "most", "mean");
+    fprintf(out, "\nbytes that a rank sends in a step: mean, and the rank that sends most\n| %-4s | %-24s | %20s | %20s | %-10s |\n",
+        "ZeRO", "what", "mean", "most", "mean");
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage* s = &p->stages[stage];
         double mean = 0.0;
@@ -119,14 +119,14 @@ static void plan_print_traffic(const Plan* p, FILE* out) {
 static void plan_print_time(const Plan* p, FILE* out) {
     double alone = plan_alone_seconds(p), tokens = (double)p->sequences * p->T;
     fprintf(out, "\ntime of a step; one rank alone would take %s\n", plan_seconds(alone));
-    fprintf(out, "| %-4s | %10s | %13s | %6s | %10s | %10s | %11s | %8s | %-16s |\n", "ZeRO", "compute", "communication", "hidden", "exposed", "step", "tokens/s",
-            "speed-up", "90 % busy needs");
+    fprintf(out, "| %-4s | %10s | %13s | %6s | %10s | %10s | %11s | %8s | %-16s |\n", "ZeRO", "compute", "communication", "hidden",
+        "exposed", "step", "tokens/s", "speed-up", "90 % busy needs");
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage* s = &p->stages[stage];
         const StepTime* t = &s->time;
         const char* needed = s->rate_needed < 0 ? "no rate helps" : s->rate_needed > 0 ? plan_rate(s->rate_needed) : "-";
-        fprintf(out, "| %-4d | %10s | %13s | %4.0f %% | %10s | %10s | %11.0f | %8.2f | %-16s |%s\n", stage, plan_seconds(t->compute), plan_seconds(t->busy),
-                100.0 * plan_hidden(t), plan_seconds(t->waited), plan_seconds(t->step), tokens / t->step, alone / t->step, needed,
+        fprintf(out, "| %-4d | %10s | %13s | %4.0f %% | %10s | %10s | %11.0f | %8.2f | %-16s |%s\n", stage, plan_seconds(t->compute),
+            plan_seconds(t->busy), 100.0 * plan_hidden(t), plan_seconds(t->waited), plan_seconds(t->step), tokens / t->step, alone / t->step, needed,
                 stage == p->options->zero ? " chosen" : "");
     }
     fprintf(out, "a step = computing + what it waits for; the update itself, data and evaluation are not in it\n");
@@ -188,17 +188,17 @@ static void plan_print_splits(const Plan* p, FILE* out) {
     }
     for (size_t i = 0; i < all && count < PLAN_SPLITS; i++) { rows[count++] = list[i]; }
     qsort(rows, count, sizeof(SplitRow), split_order);
-    fprintf(out, "\nsplits of %d rank(s), the fastest first: t ranks share each layer, p stages hold the layers, n copies; %zu of %zu\n", p->ranks, count,
-            all + (p->ranks > 1 ? PLAN_STAGES : 0));
-    fprintf(out, "| %-15s | %10s | %10s | %10s | %6s | %17s | %10s | %8s |\n", "t x p x n", "tensor", "pipeline", "data", "bubble", "weights to state", "step",
-            "speed-up");
+    fprintf(out, "\nsplits of %d rank(s), the fastest first: t ranks share each layer, p stages hold the layers, n copies; %zu of %zu\n",
+        p->ranks, count, all + (p->ranks > 1 ? PLAN_STAGES : 0));
+    fprintf(out, "| %-15s | %10s | %10s | %10s | %6s | %17s | %10s | %8s |\n", "t x p x n", "tensor", "pipeline", "data", "bubble",
+        "weights to state", "step", "speed-up");
     for (size_t i = 0; i < count; i++) {
         const SplitRow* r = &rows[i];
         char name[40];
         snprintf(name, sizeof(name), "%d x %d x %d", r->tensor, r->pipeline, r->data);
         if (r->stage >= 0) { snprintf(name, sizeof(name), "ZeRO %d x %d", r->stage, r->data); }
-        fprintf(out, "| %-15s | %10s | %10s | %10s | %4.1f %% | %17s | %10s | %8.2f |\n", name, plan_bytes(r->tensor_bytes), plan_bytes(r->pipeline_bytes),
-                plan_bytes(r->data_bytes), 100.0 * r->bubble, plan_bytes(r->memory), plan_seconds(r->seconds), alone / r->seconds);
+        fprintf(out, "| %-15s | %10s | %10s | %10s | %4.1f %% | %17s | %10s | %8.2f |\n", name, plan_bytes(r->tensor_bytes),
+            plan_bytes(r->pipeline_bytes), plan_bytes(r->data_bytes), 100.0 * r->bubble, plan_bytes(r->memory), plan_seconds(r->seconds), alone / r->seconds);
     }
     fprintf(out, "bytes that a rank sends in a step. train_gpt runs the rows of ZeRO only; t x p x n are formulas: Narayanan et al. 2021,\n"
                  "arXiv 2104.04473; sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) sends the same and keeps 1/t of activations;\n"
