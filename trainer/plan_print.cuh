@@ -198,7 +198,8 @@ static void plan_print_splits(const Plan* p, FILE* out) {
         snprintf(name, sizeof(name), "%d x %d x %d", r->tensor, r->pipeline, r->data);
         if (r->stage >= 0) { snprintf(name, sizeof(name), "ZeRO %d x %d", r->stage, r->data); }
         fprintf(out, "| %-15s | %10s | %10s | %10s | %4.1f %% | %17s | %10s | %8.2f |\n", name, plan_bytes(r->tensor_bytes),
-            plan_bytes(r->pipeline_bytes), plan_bytes(r->data_bytes), 100.0 * r->bubble, plan_bytes(r->memory), plan_seconds(r->seconds), alone / r->seconds);
+            plan_bytes(r->pipeline_bytes), plan_bytes(r->data_bytes), 100.0 * r->bubble, plan_bytes(r->memory),
+            plan_seconds(r->seconds), alone / r->seconds);
     }
     fprintf(out, "bytes that a rank sends in a step. train_gpt runs the rows of ZeRO only; t x p x n are formulas: Narayanan et al. 2021,\n"
                  "arXiv 2104.04473; sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) sends the same and keeps 1/t of activations;\n"
