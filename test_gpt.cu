@@ -11,6 +11,7 @@
 #include "dev/test_attention.h"
 #include "dev/test_model.h"
 #include "dev/test_trainer.h"
+#include "dev/test_plan.h"
 #include "dev/test_comm.h"
 #include "dev/test_nccl.h"
 #include "dev/test_ranks.h"
@@ -36,7 +37,7 @@ typedef struct {
 
 static const TestGroup groups[] = {
     GROUP(team_tests), GROUP(ops_tests), GROUP(attention_tests), GROUP(model_tests), GROUP(trainer_tests), GROUP(comm_tests),
-    GROUP(nccl_tests),
+    GROUP(plan_tests), GROUP(nccl_tests),
 #ifdef CUDA_ON_CPU
     GROUP(emulation_tests),
 #endif

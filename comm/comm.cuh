@@ -27,6 +27,8 @@ typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_REDUCE, COMM_ALL_T
 #define COMM_FLOATX COMM_F32
 #endif
 
+typedef uint64_t CommTicket; // of an exchange; 0 is none, and done
+
 // The meaning of a segment in each kind of exchange:
 //   reduce-scatter  on its owner: to (+)= sum over ranks of their `from`
 //   all-gather      on all ranks: to = the owner's `from` (where they are the same place, nothing is copied)
@@ -46,6 +48,7 @@ typedef struct {
     TrafficPurpose purpose;
     const CommSegment* segments; // must stay as they are until the exchange is finished
     size_t count;
+    CommTicket after; // begins when this earlier exchange is finished on this rank, whose results it sends on; 0: at once
 } CommExchange;
 
 // Some or all ranks of the job: rank r here is rank first + r * stride of the job.
@@ -57,8 +60,6 @@ typedef struct {
     int node, nodes;            // number of this rank's node, and how many there are
     Ledger* ledger;             // of this process
 } Comm;
-
-typedef uint64_t CommTicket; // of an exchange; 0 is none, and done
 
 // A rank by itself.
 const Comm* comm_alone(void) {
@@ -90,7 +91,10 @@ DEVICE void comm_sum_chunk(Team t, size_t chunk, CommType type, void* to, bool a
         float* out = (float*)to + first;
         TEAM_FOR(i, width) {
             float sum = add ? out[i] : 0.0f;
-            for (int r = 0; r < count; r++) { sum += ((const float*)(r == mine ? (const char*)own : others + (size_t)r * stride))[first + (size_t)i]; }
+            for (int r = 0; r < count; r++) {
+                const char* part = r == mine ? (const char*)own : others + (size_t)r * stride;
+                sum += ((const float*)part)[first + (size_t)i];
+            }
             out[i] = sum;
         }
     } else {
@@ -187,7 +191,7 @@ void comm_barrier(const Comm* c) {
 // data (bytes, device memory): rank `root`'s, on all ranks.
 void comm_broadcast(const Comm* c, void* data, size_t bytes, int root, TrafficPurpose purpose) {
     CommSegment segment = {root, root, data, data, bytes};
-    CommExchange exchange = {COMM_ALL_GATHER, COMM_BYTE, false, purpose, &segment, 1};
+    CommExchange exchange = {COMM_ALL_GATHER, COMM_BYTE, false, purpose, &segment, 1, 0};
     comm_run(c, &exchange);
 }
 

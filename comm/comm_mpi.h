@@ -362,7 +362,7 @@ void comm_mpi_gather_host(const Comm* c, const void* mine, size_t bytes, void* a
         CommSegment segment = {r, r, r == c->rank ? mine : NULL, (char*)all + (size_t)r * bytes, bytes};
         segments[r] = segment;
     }
-    CommExchange exchange = {COMM_ALL_GATHER, COMM_BYTE, false, purpose, segments, (size_t)c->size};
+    CommExchange exchange = {COMM_ALL_GATHER, COMM_BYTE, false, purpose, segments, (size_t)c->size, 0};
     comm_mpi_wait(comm_mpi_start(c, &exchange));
     free(segments);
 }

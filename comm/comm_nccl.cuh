@@ -295,7 +295,7 @@ __attribute__((noinline)) void comm_nccl_gather_host(const Comm* c, const void* 
             CommSegment segment = {r, r, own, staging + (size_t)r * n, n};
             nccl_state.segments[r] = segment;
         }
-        CommExchange x = {COMM_ALL_GATHER, COMM_BYTE, false, purpose, nccl_state.segments, (size_t)c->size};
+        CommExchange x = {COMM_ALL_GATHER, COMM_BYTE, false, purpose, nccl_state.segments, (size_t)c->size, 0};
         int slot = nccl_begin(nccl_state.stream, &x); // does not depend on what is being computed
         memcpy(nccl_state.pinned, (const char*)mine + offset, n);
         CUDA_CHECK(cudaMemcpyAsync(own, nccl_state.pinned, n, cudaMemcpyHostToDevice, nccl_state.stream));

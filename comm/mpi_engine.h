@@ -8,7 +8,7 @@
 // Why this cannot deadlock. All exchanges of the job have one order, with which the order of each rank agrees; so do their pieces. Of
 // the pieces that some rank has not finished take the first, p. A rank that has not yet started p holds no room but that of pieces
 // before p, which are finished and give it back: so it starts p as soon as its program has asked for the exchange, and a program waits
-// for nothing but exchanges before it. Once all its ranks have started p, its messages have their receivers and arrive: they wait
+// for nothing but exchanges before it; nor does an exchange that sends on the results of another (`after`). Once all its ranks have started p, its messages have their receivers and arrive: they wait
 // for no later piece. In an all-reduce the second half of p waits for the first half of p and for pieces before p alone.
 // Messages of two ranks with equal tags meet in the order in which they were posted. Contributions and gathers are posted in walk
 // order at the start of flights; results of all-reduces, which have a tag of their own, in walk order per owner (comm_flights_advance).
@@ -368,6 +368,7 @@ static bool comm_flights_start(void) {
     bool any = false;
     while (comm_engine.walking) {
         CommJob* job = comm_engine.walking;
+        if (job->exchange.after > comm_engine.finished) { return any; } // only this thread writes `finished`
         if (!job->cut) {
             comm_pieces_make(&job->list, &job->exchange, job->rank, job->size, job->limit);
             job->cut = any = true;

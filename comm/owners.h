@@ -35,6 +35,14 @@ void owners_assign(const ParamTable* table, int ranks, int* owner, size_t* loads
     free(items);
 }
 
+// Whether a group's exchange between owners and all ranks goes by ranges: the group's elements, cut into one equal range a rank, are
+// added up (or passed on) by the rank of the range and moved from there to their owner (or from the owner there). That sends 1/ranks
+// more, but no owner of a large matrix has to serve everyone alone. largest, total: elements of the busiest owner, and of all.
+static inline bool owners_by_ranges(size_t largest, size_t total, int ranks) {
+    double P = ranks, direct = fmax((P - 1.0) * (double)largest, (P - 1.0) / P * (double)total);
+    return (P - 1.0) / P * (double)(total + largest) < 0.85 * direct; // more bytes must be worth it
+}
+
 // Multiplications of one Newton-Schulz iteration on a rows x cols matrix, for the balance of orthogonalising optimizers: with
 // m = min(rows, cols), 2 m^2 max(rows, cols) + m^3 (Jordan et al. 2024, Muon).
 static inline double owners_matrix_work(const Unit* unit) {

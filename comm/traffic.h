@@ -5,7 +5,7 @@
 //   tensor, pipeline      Narayanan et al. 2021, arXiv 2104.04473
 //   sequence parallel     Korthikanti et al. 2022, arXiv 2205.05198: the same bytes as tensor parallel
 #pragma once
-#include "../kernels/params.h"
+#include "owners.h"
 #include "ledger.h"
 
 #define TRAFFIC_SLOTS 2        // layers of weights that a rank holds at stage 3
@@ -21,6 +21,7 @@ typedef struct {
     size_t element;        // bytes of a weight or a gradient on the wire
     size_t report;         // bytes that every rank tells every other in a step, beside the norms of units
     size_t piece;          // bytes of a message at most; 0 = no bound
+    const bool* by_ranges; // (1 + layers) from traffic_by_ranges; unused at stage 0, where every group goes by ranges
 } TrafficModel;
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -46,6 +47,23 @@ static size_t traffic_layers(const ParamTable* table) {
     size_t layers = 0;
     for (size_t u = 0; u < table->unit_count; u++) { layers = max_size(layers, traffic_group(table, &table->units[u])); }
     return layers;
+}
+
+// Which groups go by ranges from stage 1 on, because some owner has too much of them; out: (1 + layers).
+void traffic_by_ranges(const ParamTable* table, const int* owner, int ranks, bool* out) {
+    size_t groups = 1 + traffic_layers(table), *loads = (size_t*)need(malloc((size_t)ranks * sizeof(size_t)));
+    for (size_t g = 0; g < groups; g++) {
+        size_t total = 0, largest = 0;
+        memset(loads, 0, (size_t)ranks * sizeof(size_t));
+        for (size_t u = 0; u < table->unit_count; u++) {
+            if (traffic_group(table, &table->units[u]) != g) { continue; }
+            loads[owner[u]] += table->units[u].count;
+            total += table->units[u].count;
+            largest = max_size(largest, loads[owner[u]]);
+        }
+        out[g] = owners_by_ranges(largest, total, ranks);
+    }
+    free(loads);
 }
 
 int traffic_node(const TrafficModel* m, int rank) { return m->ranks_per_node > 0 ? rank / m->ranks_per_node : 0; }
@@ -85,22 +103,62 @@ uint64_t traffic_gathers(const TrafficModel* m, size_t layers, size_t group) {
 
 uint64_t traffic_reductions(const TrafficModel* m) { return m->stage >= 2 ? m->micro_steps : 1; }
 
-// First element of rank r's range of a group of n elements at stage 0.
+// First element of rank r's range of a group of n elements.
 size_t traffic_range(const TrafficModel* m, size_t n, int r) {
     size_t start = n / (size_t)m->ranks * (size_t)r;
     return r == m->ranks ? n : start - start % TRAFFIC_RANGE_ALIGN;
 }
 
-// Stage 0: each rank sends every range to the rank that adds it up, and its own sums to all. A node's ranges lie side by side.
-static void traffic_all_reduce(const TrafficModel* m, size_t elements, const uint64_t peers[LINK_CLASSES], Ledger* out) {
-    int first = m->ranks_per_node > 0 ? m->rank / m->ranks_per_node * m->ranks_per_node : 0, end = first + 1 + (int)peers[LINK_INSIDE];
-    uint64_t own = (traffic_range(m, elements, m->rank + 1) - traffic_range(m, elements, m->rank)) * m->element;
-    uint64_t node = (traffic_range(m, elements, end) - traffic_range(m, elements, first)) * m->element;
-    uint64_t others[LINK_CLASSES] = {node - own, elements * m->element - node};
+// The elements that [from, from + count) has in common with the ranges of ranks first .. end - 1.
+static uint64_t traffic_common(const TrafficModel* m, size_t n, int first, int end, size_t from, size_t count) {
+    size_t low = max_size(from, traffic_range(m, n, first)), high = min_size(from + count, traffic_range(m, n, end));
+    return high > low ? high - low : 0;
+}
+
+// This rank's node: ranks *first .. *end - 1.
+static void traffic_node_ranks(const TrafficModel* m, const uint64_t peers[LINK_CLASSES], int* first, int* end) {
+    *first = m->ranks_per_node > 0 ? m->rank / m->ranks_per_node * m->ranks_per_node : 0;
+    *end = *first + 1 + (int)peers[LINK_INSIDE];
+}
+
+// A group of n elements by ranges: each rank gives every range to the rank that adds it up, and sends its own range to all, in stage 0
+// the sums (purpose gradient), else the weights.
+static void traffic_ranges(const TrafficModel* m, size_t n, const uint64_t peers[LINK_CLASSES], uint64_t reductions, uint64_t gathers, Ledger* out) {
+    int first, end;
+    traffic_node_ranks(m, peers, &first, &end);
+    uint64_t own = traffic_common(m, n, m->rank, m->rank + 1, 0, n) * m->element, node = traffic_common(m, n, first, end, 0, n) * m->element;
+    uint64_t others[LINK_CLASSES] = {node - own, n * m->element - node};
+    TrafficPurpose spread = m->stage == 0 ? TRAFFIC_GRADIENT : TRAFFIC_WEIGHTS;
     for (int link = 0; link < LINK_CLASSES; link++) {
-        traffic_add(m, out, TRAFFIC_GRADIENT, (LinkClass)link, others[link], 1, 1, peers[link]);
-        traffic_add(m, out, TRAFFIC_GRADIENT, (LinkClass)link, own, peers[link], 1, 1);
+        traffic_add(m, out, TRAFFIC_GRADIENT, (LinkClass)link, others[link], 1, reductions, peers[link]);
+        traffic_add(m, out, spread, (LinkClass)link, own, peers[link], gathers, 1);
     }
+}
+
+// One unit at element `at` of its group of n, by ranges: its sums go to the owner, the owner's weights to the ranges.
+static void traffic_moves(const TrafficModel* m, size_t u, size_t at, size_t n, const uint64_t peers[LINK_CLASSES], uint64_t reductions,
+                          uint64_t gathers, Ledger* out) {
+    int first, end;
+    size_t count = m->table->units[u].count;
+    traffic_node_ranks(m, peers, &first, &end);
+    uint64_t own = traffic_common(m, n, m->rank, m->rank + 1, at, count) * m->element;
+    if (m->owner[u] != m->rank) {
+        traffic_add(m, out, TRAFFIC_GRADIENT, traffic_link(m, m->owner[u]), own, 1, reductions, 1);
+        return;
+    }
+    uint64_t near = traffic_common(m, n, first, end, at, count) * m->element;
+    traffic_add(m, out, TRAFFIC_WEIGHTS, LINK_INSIDE, near - own, 1, gathers, 1);
+    traffic_add(m, out, TRAFFIC_WEIGHTS, LINK_BETWEEN, count * m->element - near, 1, gathers, 1);
+}
+
+// One unit between its owner and all.
+static void traffic_direct(const TrafficModel* m, size_t u, const uint64_t peers[LINK_CLASSES], uint64_t reductions, uint64_t gathers, Ledger* out) {
+    uint64_t bytes = (uint64_t)m->table->units[u].count * m->element;
+    if (m->owner[u] != m->rank) {
+        traffic_add(m, out, TRAFFIC_GRADIENT, traffic_link(m, m->owner[u]), bytes, 1, reductions, 1);
+        return;
+    }
+    for (int link = 0; link < LINK_CLASSES; link++) { traffic_add(m, out, TRAFFIC_WEIGHTS, (LinkClass)link, bytes, peers[link], gathers, 1); }
 }
 
 // What each rank tells each other about a step: the report, and from stage 1 on a float for every unit.
@@ -114,28 +172,26 @@ void traffic_step(const TrafficModel* m, Ledger* out) {
     if (m->ranks == 1) { return; }
     traffic_peers(m, peers);
     size_t layers = traffic_layers(m->table), groups = 1 + layers;
-    size_t* elements = (size_t*)need(calloc(groups, sizeof(size_t)));
-    uint64_t* gathers = (uint64_t*)need(calloc(groups, sizeof(uint64_t)));
-    for (size_t g = 0; g < groups; g++) { gathers[g] = traffic_gathers(m, layers, g); }
-    for (size_t u = 0; u < m->table->unit_count; u++) {
-        const Unit* unit = &m->table->units[u];
-        size_t group = traffic_group(m->table, unit);
-        uint64_t bytes = (uint64_t)unit->count * m->element;
-        elements[group] += unit->count;
-        if (m->stage == 0) { continue; }
-        if (m->owner[u] != m->rank) {
-            traffic_add(m, out, TRAFFIC_GRADIENT, traffic_link(m, m->owner[u]), bytes, 1, traffic_reductions(m), 1);
-            continue;
+    size_t *elements = (size_t*)need(calloc(groups, sizeof(size_t))), *at = (size_t*)need(calloc(groups, sizeof(size_t)));
+    for (size_t u = 0; u < m->table->unit_count; u++) { elements[traffic_group(m->table, &m->table->units[u])] += m->table->units[u].count; }
+    for (size_t u = 0; m->stage > 0 && u < m->table->unit_count; u++) {
+        size_t g = traffic_group(m->table, &m->table->units[u]);
+        uint64_t reductions = traffic_reductions(m), gathers = traffic_gathers(m, layers, g);
+        if (m->by_ranges[g]) {
+            traffic_moves(m, u, at[g], elements[g], peers, reductions, gathers, out);
+        } else {
+            traffic_direct(m, u, peers, reductions, gathers, out);
         }
-        for (int link = 0; link < LINK_CLASSES; link++) {
-            traffic_add(m, out, TRAFFIC_WEIGHTS, (LinkClass)link, bytes, peers[link], gathers[group], 1);
-        }
+        at[g] += m->table->units[u].count;
     }
-    for (size_t g = 0; m->stage == 0 && g < groups; g++) { traffic_all_reduce(m, elements[g], peers, out); }
+    for (size_t g = 0; g < groups; g++) {
+        bool ranges = m->stage == 0 || m->by_ranges[g];
+        if (ranges) { traffic_ranges(m, elements[g], peers, traffic_reductions(m), m->stage == 0 ? 1 : traffic_gathers(m, layers, g), out); }
+    }
     uint64_t norm = traffic_report(m);
     for (int link = 0; link < LINK_CLASSES; link++) { traffic_add(m, out, TRAFFIC_NORM, (LinkClass)link, norm, peers[link], 1, 1); }
     free(elements);
-    free(gathers);
+    free(at);
 }
 
 uint64_t traffic_link_bytes(const Ledger* ledger, LinkClass link) {

@@ -10,6 +10,8 @@
 //     1       all               all, then own      own      reduce-scatter, once a step           all-gather after the update
 //     2       all               2 layers + own     own      reduce-scatter, every micro-step      all-gather after the update
 //     3       2 layers + own    2 layers + own     own      reduce-scatter, every micro-step      all-gather, per pass over the layers
+// Where one layer's matrices have few owners among many ranks, exchanges go by ranges (owners_by_ranges): every rank adds up, or passes on,
+// an equal part of the group, and a second exchange moves the parts to their owners, or a first one from there.
 // On one rank every stage is stage 0.
 #pragma once
 #include "agree.h"
@@ -20,6 +22,26 @@
 #define ZERO_RANGE_ALIGN 32 // elements: ranges of an all-reduce begin at multiples
 
 enum { ZERO_OUTER }; // the group of tensors outside the blocks; layer l is group 1 + l
+
+// Segments for all groups: those of group g are segments[first[g]] .. segments[first[g + 1] - 1].
+typedef struct {
+    CommSegment* segments;
+    size_t *first, count;
+} ZeroList;
+
+typedef enum {
+    ZERO_SUM,    // gradients are summed up, by their owners or by ranges (stage 0: for all)
+    ZERO_TAKE,   // by ranges: sums go to their owners
+    ZERO_GIVE,   // by ranges: owners' weights go to the ranges
+    ZERO_SPREAD, // weights go to all, from their owners or from the ranges
+    ZERO_LISTS,
+} ZeroListKind;
+
+// A part of a unit, and the rank that adds it up or passes it on.
+typedef struct {
+    size_t unit, offset, count;
+    int rank;
+} ZeroCut;
 
 typedef struct {
     const Comm* comm;
@@ -34,8 +56,8 @@ typedef struct {
     BlockLayout weights_layout, grads_layout;
     floatX *weights, *grads;  // the blocks: of all layers, or of ZERO_SLOTS
     floatX *own_weights, *own_grads; // (held), NULL below stage 3 and 2
-    CommSegment *reduce, *gather;
-    size_t *reduce_first, *gather_first;      // (groups + 1)
+    bool* by_ranges;          // (groups) how the group is exchanged from stage 1 on
+    ZeroList lists[ZERO_LISTS];
     CommTicket *reduce_ticket, *gather_ticket; // (groups), of what is on its way
     bool* there;              // (groups) stage 3: the block holds the group's weights, or they are coming
 } Zero;
@@ -95,10 +117,11 @@ void zero_free(Zero* z) {
     free(z->loads);
     free(z->units);
     free(z->first);
-    free(z->reduce);
-    free(z->gather);
-    free(z->reduce_first);
-    free(z->gather_first);
+    for (int i = 0; i < ZERO_LISTS; i++) {
+        free(z->lists[i].segments);
+        free(z->lists[i].first);
+    }
+    free(z->by_ranges);
     free(z->reduce_ticket);
     free(z->gather_ticket);
     free(z->there);
@@ -123,23 +146,28 @@ floatX* zero_unit_gradient(const Zero* z, size_t u) {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The segments of each group's exchanges; they stay the same for the whole run
 
-// Stage 0: the group's units laid end to end are cut into one range a rank, so that all sums are equally long.
+// By ranges the group's units, laid end to end, are cut into one equal range a rank.
 static size_t zero_range(size_t total, int ranks, int r) {
     return r == ranks ? total : total / (size_t)ranks * (size_t)r / ZERO_RANGE_ALIGN * ZERO_RANGE_ALIGN;
 }
 
-static size_t zero_cut_group(const Zero* z, int g, CommSegment* out) {
-    size_t total = 0, at = 0, count = 0;
-    int r = 0;
+static size_t zero_group_elements(const Zero* z, int g) {
+    size_t total = 0;
     for (size_t i = z->first[g]; i < z->first[g + 1]; i++) { total += z->table->units[z->units[i]].count; }
+    return total;
+}
+
+// cuts: room for as many as the group has units, and one more a rank.
+static size_t zero_cut_group(const Zero* z, int g, ZeroCut* cuts) {
+    size_t total = zero_group_elements(z, g), at = 0, count = 0;
+    int r = 0;
     for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
-        const Unit* u = &z->table->units[z->units[i]];
-        floatX* from = z->grads + block_unit_at(&z->grads_layout, z->table, u);
-        for (size_t done = 0; done < u->count;) {
-            while (zero_range(total, z->ranks, r + 1) <= at) { r++; }
-            size_t n = min_size(u->count - done, zero_range(total, z->ranks, r + 1) - at);
-            CommSegment s = {r, r, from + done, from + done, n};
-            out[count++] = s;
+        size_t u = z->units[i], size = z->table->units[u].count;
+        for (size_t done = 0; done < size;) {
+            while (z->by_ranges[g] && zero_range(total, z->ranks, r + 1) <= at) { r++; }
+            size_t n = z->by_ranges[g] ? min_size(size - done, zero_range(total, z->ranks, r + 1) - at) : size;
+            ZeroCut cut = {u, done, n, z->by_ranges[g] ? r : z->owner[u]};
+            cuts[count++] = cut;
             done += n;
             at += n;
         }
@@ -147,60 +175,77 @@ static size_t zero_cut_group(const Zero* z, int g, CommSegment* out) {
     return count;
 }
 
-static void zero_reduce_segments(Zero* z) {
-    size_t count = 0;
-    z->reduce = (CommSegment*)need(calloc(z->table->unit_count + (size_t)z->groups * (size_t)z->ranks, sizeof(CommSegment)));
-    for (int g = 0; g < z->groups; g++) {
-        z->reduce_first[g] = count;
-        if (z->stage == 0) {
-            count += zero_cut_group(z, g, z->reduce + count);
-            continue;
-        }
-        for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
-            size_t u = z->units[i];
-            floatX* from = z->grads + block_unit_at(&z->grads_layout, z->table, &z->table->units[u]);
-            CommSegment s = {z->owner[u], z->owner[u], from, zero_holds(z, u) ? zero_unit_gradient(z, u) : NULL, z->table->units[u].count};
-            z->reduce[count++] = s;
-        }
-    }
-    z->reduce_first[z->groups] = count;
+static void zero_list_add(Zero* z, ZeroListKind kind, int owner, int source, const floatX* from, floatX* to, size_t count) {
+    ZeroList* list = &z->lists[kind];
+    CommSegment s = {owner, source, from, to, count};
+    list->segments[list->count++] = s;
 }
 
-static void zero_gather_segments(Zero* z) {
-    size_t count = 0;
-    z->gather = (CommSegment*)need(calloc(max_size(1, z->table->unit_count), sizeof(CommSegment)));
-    for (int g = 0; g < z->groups; g++) {
-        z->gather_first[g] = count;
-        for (size_t i = z->first[g]; z->stage > 0 && i < z->first[g + 1]; i++) {
-            size_t u = z->units[i];
-            floatX* to = z->weights + block_unit_at(&z->weights_layout, z->table, &z->table->units[u]);
-            CommSegment s = {z->owner[u], z->owner[u], zero_holds(z, u) ? zero_unit_weights(z, u) : NULL, to, z->table->units[u].count};
-            z->gather[count++] = s;
-        }
+// The segments of one part of a unit. A rank that does not hold the unit has no place of its own for it.
+static void zero_add_cut(Zero* z, int g, const ZeroCut* c) {
+    const Unit* u = &z->table->units[c->unit];
+    bool ranges = z->by_ranges[g], holds = zero_holds(z, c->unit);
+    int r = c->rank, owner = z->owner[c->unit];
+    floatX* grads = z->grads + block_unit_at(&z->grads_layout, z->table, u) + c->offset;
+    floatX* weights = z->weights + block_unit_at(&z->weights_layout, z->table, u) + c->offset;
+    floatX* own_grads = holds ? zero_unit_gradient(z, c->unit) + c->offset : NULL;
+    floatX* own_weights = holds ? zero_unit_weights(z, c->unit) + c->offset : NULL;
+    zero_list_add(z, ZERO_SUM, r, r, grads, ranges ? grads : own_grads, c->count);
+    if (z->stage == 0) { return; }
+    if (ranges) {
+        zero_list_add(z, ZERO_TAKE, owner, r, grads, own_grads, c->count);
+        zero_list_add(z, ZERO_GIVE, r, owner, own_weights, weights, c->count);
     }
-    z->gather_first[z->groups] = count;
+    zero_list_add(z, ZERO_SPREAD, r, r, ranges ? weights : own_weights, weights, c->count);
+}
+
+// Whether some owner of the group would be a bottleneck; stage 0 has no owners, and always goes by ranges.
+static bool zero_goes_by_ranges(const Zero* z, int g) {
+    size_t largest = 0, *loads = (size_t*)need(calloc((size_t)z->ranks, sizeof(size_t)));
+    for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
+        size_t* load = &loads[z->owner[z->units[i]]];
+        *load += z->table->units[z->units[i]].count;
+        largest = max_size(largest, *load);
+    }
+    free(loads);
+    return z->stage == 0 || owners_by_ranges(largest, zero_group_elements(z, g), z->ranks);
 }
 
 // Once the device's memory is there: weights, grads and, at stages 2 and 3, own_grads and own_weights are set by the caller.
 void zero_connect(Zero* z, const Comm* comm) {
-    size_t groups = (size_t)z->groups;
+    size_t groups = (size_t)z->groups, room = z->table->unit_count + groups * (size_t)z->ranks;
     z->comm = comm;
-    z->reduce_first = (size_t*)need(calloc(groups + 1, sizeof(size_t)));
-    z->gather_first = (size_t*)need(calloc(groups + 1, sizeof(size_t)));
     z->reduce_ticket = (CommTicket*)need(calloc(groups, sizeof(CommTicket)));
     z->gather_ticket = (CommTicket*)need(calloc(groups, sizeof(CommTicket)));
     z->there = (bool*)need(calloc(groups, sizeof(bool)));
-    zero_reduce_segments(z);
-    zero_gather_segments(z);
+    z->by_ranges = (bool*)need(calloc(groups, sizeof(bool)));
+    ZeroCut* cuts = (ZeroCut*)need(malloc(room * sizeof(ZeroCut)));
+    for (int i = 0; i < ZERO_LISTS; i++) {
+        z->lists[i].segments = (CommSegment*)need(malloc(room * sizeof(CommSegment)));
+        z->lists[i].first = (size_t*)need(calloc(groups + 1, sizeof(size_t)));
+    }
+    for (int g = 0; g < z->groups; g++) {
+        z->by_ranges[g] = zero_goes_by_ranges(z, g);
+        size_t count = zero_cut_group(z, g, cuts);
+        for (size_t i = 0; i < count; i++) { zero_add_cut(z, g, &cuts[i]); }
+        for (int i = 0; i < ZERO_LISTS; i++) { z->lists[i].first[g + 1] = z->lists[i].count; }
+    }
+    free(cuts);
+}
+
+static CommTicket zero_start(Zero* z, CommKind kind, ZeroListKind list, int g, bool add, CommTicket after) {
+    const ZeroList* l = &z->lists[list];
+    TrafficPurpose purpose = list == ZERO_SUM || list == ZERO_TAKE ? TRAFFIC_GRADIENT : TRAFFIC_WEIGHTS;
+    CommExchange e = {kind, COMM_FLOATX, add, purpose, l->segments + l->first[g], l->first[g + 1] - l->first[g], after};
+    return comm_start(z->comm, &e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Weights. z may be NULL: a model outside training.
 
 static void zero_start_gather(Zero* z, int g) {
-    size_t at = z->gather_first[g];
-    CommExchange e = {COMM_ALL_GATHER, COMM_FLOATX, false, TRAFFIC_WEIGHTS, z->gather + at, z->gather_first[g + 1] - at};
-    z->gather_ticket[g] = comm_start(z->comm, &e);
+    CommTicket given = z->by_ranges[g] ? zero_start(z, COMM_ALL_TO_ALL, ZERO_GIVE, g, false, 0) : 0;
+    z->gather_ticket[g] = zero_start(z, COMM_ALL_GATHER, ZERO_SPREAD, g, false, given);
 }
 
 // Stage 3: sees that the group is on its way. Its place must be free: whatever the block held there was used for the last time.
@@ -249,13 +294,23 @@ bool zero_grads_begin(Zero* z, int g, bool first) {
     return true;
 }
 
+// Sums that arrive later cannot be added to earlier micro-steps': the owner puts those into its own contribution beforehand.
+static void zero_carry_on(Zero* z, int g) {
+    for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
+        size_t u = z->units[i], n = z->table->units[u].count;
+        if (!zero_holds(z, u)) { continue; }
+        floatX* to = z->grads + block_unit_at(&z->grads_layout, z->table, &z->table->units[u]);
+        LAUNCH(ceil_div(n, COMM_SUM_CHUNK), BLOCK_TEAM, comm_sum_chunk, COMM_FLOATX, to, true, zero_unit_gradient(z, u), (const char*)NULL, 0, 0, 1, n);
+    }
+}
+
 // The group's gradients of a micro-step are complete: their sum over ranks begins.
 void zero_grads_ready(Zero* z, int g, bool first, bool last) {
     if (!z || z->ranks == 1 || (z->stage < 2 && !last)) { return; }
-    size_t at = z->reduce_first[g];
-    CommKind kind = z->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER;
-    CommExchange e = {kind, COMM_FLOATX, z->stage >= 2 && !first, TRAFFIC_GRADIENT, z->reduce + at, z->reduce_first[g + 1] - at};
-    z->reduce_ticket[g] = comm_start(z->comm, &e);
+    bool more = z->stage >= 2 && !first, moves = z->stage > 0 && z->by_ranges[g];
+    if (more && moves) { zero_carry_on(z, g); }
+    CommTicket sums = zero_start(z, z->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, ZERO_SUM, g, more && !moves, 0);
+    z->reduce_ticket[g] = moves ? zero_start(z, COMM_ALL_TO_ALL, ZERO_TAKE, g, false, sums) : sums;
 }
 
 void zero_grads_wait_all(Zero* z) {

@@ -32,7 +32,7 @@ static void bench_ours(Bench* b, CommKind kind) {
             b->segments[count++] = segment;
         }
     }
-    CommExchange exchange = {kind, COMM_F32, false, TRAFFIC_GRADIENT, b->segments, count};
+    CommExchange exchange = {kind, COMM_F32, false, TRAFFIC_GRADIENT, b->segments, count, 0};
     comm_run(&b->world, &exchange);
     device_sync();
 }

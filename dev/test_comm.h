@@ -85,7 +85,7 @@ static void comm_run_segments(CommRun* run, const Comm* c) {
         s->to = gets ? run->to + run->offsets[i] * unit : NULL;
         s->from = !gives ? NULL : what->in_place ? run->to + run->offsets[i] * unit : run->from + run->offsets[i] * unit;
     }
-    CommExchange x = {what->kind, what->type, what->add, TRAFFIC_GRADIENT, run->segments, run->count};
+    CommExchange x = {what->kind, what->type, what->add, TRAFFIC_GRADIENT, run->segments, run->count, 0};
     run->exchange = x;
 }
 
@@ -245,7 +245,7 @@ static void comm_check_order(const Comm* c, CommType type, CommKind kind, bool i
     char* host = (char*)host_alloc(3 * bytes);
     CommSegment segments[3] = {{c->size - 1, 0, from, to, 7000}, {0, 0, from + 7000 * unit, to + 7000 * unit, 13000},
                                {c->size / 2, 0, from + 20000 * unit, to + 20000 * unit, 11}};
-    CommExchange x = {kind, type, false, TRAFFIC_GRADIENT, segments, 3};
+    CommExchange x = {kind, type, false, TRAFFIC_GRADIENT, segments, 3, 0};
     for (int turn = 0; turn < 2; turn++) {
         for (size_t i = 0; i < n; i++) { comm_put(type, host, i, comm_rough_value(c->rank, i)); }
         device_upload(from, host, bytes);
@@ -327,7 +327,7 @@ static void test_comm_ranks_sleeps(void) {
         CommSegment first = {turn % c->size, 0, at, at, 20}, second = {turn / 7 % c->size, 0, at + 20, at + 20, n - 20};
         segments[slot][0] = first;
         segments[slot][1] = second;
-        CommExchange x = {COMM_ALL_REDUCE, COMM_F32, false, TRAFFIC_NORM, segments[slot], 2};
+        CommExchange x = {COMM_ALL_REDUCE, COMM_F32, false, TRAFFIC_NORM, segments[slot], 2, 0};
         tickets[slot] = comm_start(c, &x);
         uint32_t random = comm_hash((uint32_t)turn, (uint32_t)c->rank, 5);
         if (random % 4 == 0) { usleep(random / 4 % 500); }

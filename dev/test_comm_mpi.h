@@ -50,7 +50,7 @@ static void test_comm_pieces(void) {
     }
     CommSegment small[6] = {{0, 0, NULL, NULL, 1}, {1, 1, NULL, NULL, 5}, {1, 1, NULL, NULL, 90},
                             {1, 1, NULL, NULL, 5}, {0, 0, NULL, NULL, 9}, {0, 0, NULL, NULL, 0}};
-    CommExchange x = {COMM_ALL_GATHER, COMM_F32, false, TRAFFIC_WEIGHTS, small, 6};
+    CommExchange x = {COMM_ALL_GATHER, COMM_F32, false, TRAFFIC_WEIGHTS, small, 6, 0};
     CommPieces list;
     memset(&list, 0, sizeof(list));
     comm_check_pieces(&x, 0, 3, 40);
@@ -70,7 +70,7 @@ static void test_comm_pieces_pairs(void) {
     static CommSegment segments[400];
     enum { SIZE = 5 };
     CommPieces lists[SIZE];
-    CommExchange x = {COMM_ALL_TO_ALL, COMM_F32, false, TRAFFIC_CONTROL, segments, COUNT_OF(segments)};
+    CommExchange x = {COMM_ALL_TO_ALL, COMM_F32, false, TRAFFIC_CONTROL, segments, COUNT_OF(segments), 0};
     memset(lists, 0, sizeof(lists));
     for (uint32_t i = 0; i < COUNT_OF(segments); i++) {
         size_t n = comm_counts[comm_hash(i, 3, 3) % 6];
@@ -229,7 +229,7 @@ static void test_comm_ranks_time(void) {
     size_t n = (size_t)1 << 20;
     float* memory = (float*)need(device_alloc(n * sizeof(float)));
     CommSegment segment = {0, 0, memory, memory, n};
-    CommExchange x = {COMM_ALL_REDUCE, COMM_F32, false, TRAFFIC_GRADIENT, &segment, 1};
+    CommExchange x = {COMM_ALL_REDUCE, COMM_F32, false, TRAFFIC_GRADIENT, &segment, 1, 0};
     for (int hide = 0; hide < 2; hide++) {
         Ledger before, after;
         comm_barrier(c);

@@ -76,7 +76,7 @@ static void nccl_test_open(NcclTest* t, CommKind kind, CommType type, int ranks,
     t->count = segments;
     t->element = comm_type_bytes(type);
     t->offsets = (size_t*)need(malloc(max_size(1, segments) * sizeof(size_t)));
-    CommExchange x = {kind, type, add, TRAFFIC_GRADIENT, NULL, segments};
+    CommExchange x = {kind, type, add, TRAFFIC_GRADIENT, NULL, segments, 0};
     t->exchange = x;
     CommSegment* list = (CommSegment*)need(calloc(max_size(1, segments), sizeof(CommSegment)));
     int favourite = nccl_test_below(state, 3) == 0 ? nccl_test_below(state, ranks) : -1; // sometimes one rank owns all
@@ -266,7 +266,7 @@ static void nccl_test_balance(void) {
         CommSegment s = {r, 0, memory, memory, EACH};
         segments[r] = s;
     }
-    CommExchange x = {COMM_REDUCE_SCATTER, COMM_F32, false, TRAFFIC_GRADIENT, segments, RANKS};
+    CommExchange x = {COMM_REDUCE_SCATTER, COMM_F32, false, TRAFFIC_GRADIENT, segments, RANKS, 0};
     NcclPlan plan;
     size_t groups = 0, received = 0;
     nccl_plan_open(&plan, RANKS);
@@ -312,7 +312,7 @@ static void nccl_test_exchanges(void) {
     CommSegment segment = {0, 0, from, to, N};
     const CommKind kinds[] = {COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL};
     for (size_t k = 0; k < COUNT_OF(kinds); k++) {
-        CommExchange x = {kinds[k], COMM_F32, false, TRAFFIC_GRADIENT, &segment, 1};
+        CommExchange x = {kinds[k], COMM_F32, false, TRAFFIC_GRADIENT, &segment, 1, 0};
         device_zero(to, N * sizeof(float));
         comm_wait(&world, comm_start(&world, &x));
         float* found = (float*)need(malloc(N * sizeof(float)));
@@ -321,7 +321,7 @@ static void nccl_test_exchanges(void) {
         CHECK(memcmp(found, host, N * sizeof(float)) == 0, "kind %d", (int)kinds[k]);
         free(found);
     }
-    CommExchange add = {COMM_REDUCE_SCATTER, COMM_F32, true, TRAFFIC_GRADIENT, &segment, 1};
+    CommExchange add = {COMM_REDUCE_SCATTER, COMM_F32, true, TRAFFIC_GRADIENT, &segment, 1, 0};
     device_zero(to, N * sizeof(float));
     CommTicket last = 0;
     for (int i = 0; i < 3 * NCCL_RING; i++) { last = comm_start(&world, &add); }
@@ -347,7 +347,7 @@ static void nccl_test_to_itself(void) {
          *to = (char*)need(device_alloc(N));
     for (int i = 0; i < N; i++) { host[i] = (char)(i * 7); }
     device_upload(from, host, N);
-    CommExchange x = {COMM_ALL_TO_ALL, COMM_BYTE, false, TRAFFIC_WEIGHTS, NULL, 0};
+    CommExchange x = {COMM_ALL_TO_ALL, COMM_BYTE, false, TRAFFIC_WEIGHTS, NULL, 0, 0};
     int slot = nccl_begin(device_stream, &x);
     NcclOp send = {true, 0, from, N}, receive = {false, 0, to, N};
     nccl_state.plan.ops[0] = send;

@@ -32,7 +32,9 @@ static void plan_test_gpt_table(ParamTable* table, int layers, int channels, int
 }
 
 static TrafficModel plan_test_traffic(const ParamTable* table, const int* owner, int ranks, int rank, int stage, uint64_t micro_steps, int per) {
-    TrafficModel m = {table, owner, ranks, rank, stage, micro_steps, per, sizeof(floatX), 24, 128 << 10};
+    static bool ranges[512];
+    TrafficModel m = {table, owner, ranks, rank, stage, micro_steps, per, sizeof(floatX), 24, 128 << 10, ranges};
+    traffic_by_ranges(table, owner, ranks, ranges);
     return m;
 }
 
@@ -61,11 +63,33 @@ static void test_plan_equal_units(void) {
     }
 }
 
+// The rank whose range an element of a group of `total` is in, counted from the back: the last whose range begins at or before the
+// element's block of 32.
+static int plan_test_range(size_t total, size_t at, int ranks) {
+    int rank = ranks - 1;
+    while (rank > 0 && total / (size_t)ranks * (size_t)rank / 32 * 32 > at / 32 * 32) { rank--; }
+    return rank;
+}
+
+// Elements of a group that lie in another rank's range than their owner's, if it goes by ranges: one by one.
+static size_t plan_test_moved(const TrafficModel* m, size_t g) {
+    size_t total = 0, at = 0, moved = 0;
+    for (size_t pass = 0; m->by_ranges[g] && pass < 2; pass++) {
+        for (size_t u = 0; u < m->table->unit_count; u++) {
+            if (traffic_group(m->table, &m->table->units[u]) != g) { continue; }
+            size_t count = m->table->units[u].count;
+            total += pass == 0 ? count : 0;
+            for (size_t i = 0; pass == 1 && i < count; i++) { moved += plan_test_range(total, at++, m->ranks) != m->owner[u]; }
+        }
+    }
+    return moved;
+}
+
 // Sums over ranks: a unit of n bytes makes (P - 1) n of every reduction or gather, however units and nodes are cut
 static void test_plan_sums(void) {
     ParamTable table;
     int* owner;
-    size_t loads[16];
+    size_t loads[16], groups_by_ranges = 0;
     plan_test_gpt_table(&table, 3, 24, 257, 32);
     owner = (int*)need(malloc(table.unit_count * sizeof(int)));
     uint64_t bytes = table.packed * sizeof(floatX), outer = 0;
@@ -90,6 +114,13 @@ static void test_plan_sums(void) {
         uint64_t layers = 3 + M * 1 + (M - 1) * 1; // passes over layers at stage 3, of which two stay
         uint64_t want_gradient = P * bytes * (stage == 0 ? 2 : stage == 1 ? 1 : M);
         uint64_t want_weights = P * (stage == 0 ? 0 : stage < 3 ? bytes : outer + layers * layer);
+        TrafficModel m = plan_test_traffic(&table, owner, ranks, 0, stage, M, per);
+        for (size_t g = 0; g < 4 && stage > 0; g++) { // by ranges what is not its owner's moves once more
+            size_t moved = plan_test_moved(&m, g) * sizeof(floatX);
+            want_gradient += moved * traffic_reductions(&m);
+            want_weights += moved * traffic_gathers(&m, 3, g);
+            groups_by_ranges += m.by_ranges[g];
+        }
         CHECK(gradient == want_gradient, "ZeRO %d, %d ranks: gradients %zu, expected %zu", stage, ranks, (size_t)gradient, (size_t)want_gradient);
         CHECK(weights == want_weights, "ZeRO %d, %d ranks: weights %zu, expected %zu", stage, ranks, (size_t)weights, (size_t)want_weights);
         CHECK(norm == P * (P + 1) * (24 + (stage ? 4 * table.unit_count : 0)), "ZeRO %d, %d ranks: norms %zu", stage, ranks, (size_t)norm);
@@ -97,6 +128,7 @@ static void test_plan_sums(void) {
         CHECK(per != 0 || inside == gradient + weights + norm, "one node: %zu bytes inside of %zu", (size_t)inside,
             (size_t)(gradient + weights + norm));
     }
+    CHECK(groups_by_ranges > 0, "no group went by ranges: nothing was shown about them");
     free(owner);
     params_free(&table);
 }
@@ -107,6 +139,7 @@ typedef struct {
     const ParamTable* table;
     const int* owner;
     int ranks, stage, per;
+    bool by_ranges[8];
     uint64_t sent[10][TRAFFIC_PURPOSES][LINK_CLASSES];
 } PlanCount;
 
@@ -128,11 +161,10 @@ static void plan_count_group(PlanCount* c, int layer, bool gather) {
                 continue;
             }
             for (size_t i = 0; i < unit->count; i++, at++) {
-                size_t range = at / 32 * 32, share = total / (size_t)c->ranks;
-                int owner = c->owner[u];
-                if (c->stage == 0) { // the last rank whose range begins at or before the element's block of 32
-                    for (owner = c->ranks - 1; owner > 0 && share * (size_t)owner / 32 * 32 > range; owner--) {}
-                }
+                bool ranges = c->stage == 0 || c->by_ranges[1 + layer];
+                int owner = ranges ? plan_test_range(total, at, c->ranks) : c->owner[u];
+                if (c->stage > 0 && !gather) { plan_count_message(c, owner, c->owner[u], TRAFFIC_GRADIENT, sizeof(floatX)); }
+                if (c->stage > 0 && gather) { plan_count_message(c, c->owner[u], owner, TRAFFIC_WEIGHTS, sizeof(floatX)); }
                 for (int r = 0; r < c->ranks; r++) {
                     if (!gather) { plan_count_message(c, r, owner, TRAFFIC_GRADIENT, sizeof(floatX)); }
                     if (!gather && c->stage == 0) { plan_count_message(c, owner, r, TRAFFIC_GRADIENT, sizeof(floatX)); }
@@ -185,6 +217,7 @@ static void test_plan_slow_count(void) {
             count.ranks = P;
             count.stage = stage;
             count.per = per;
+            traffic_by_ranges(&table, owner, P, count.by_ranges);
             plan_count_step(&count, layers, M);
             for (int r = 0; r < P; r++) {
                 TrafficModel m = plan_test_traffic(&table, owner, P, r, stage, (uint64_t)M, per);

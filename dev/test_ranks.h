@@ -91,8 +91,8 @@ static void ranks_run(const Comm* comm, const RanksCase* c, int stage, RanksRun*
 
 static void ranks_compare(const RanksRun* run, const RanksRun* want, const char* what, int ranks, int stage) {
     for (int i = 0; i < RANKS_STEPS; i++) {
-        CHECK(fabs(run->losses[i] - want->losses[i]) <= RANKS_TOLERANCE * want->losses[i], "%s, %d ranks, ZeRO %d, step %d: loss %.7f, one rank's %.7f",
-              what, ranks, stage, i, run->losses[i], want->losses[i]);
+        CHECK(fabs(run->losses[i] - want->losses[i]) <= RANKS_TOLERANCE * want->losses[i],
+              "%s, %d ranks, ZeRO %d, step %d: loss %.7f, one rank's %.7f", what, ranks, stage, i, run->losses[i], want->losses[i]);
         CHECK(fabs(run->norms[i] - want->norms[i]) <= 10 * RANKS_TOLERANCE * want->norms[i],
               "%s, %d ranks, ZeRO %d, step %d: norm %.7f, one rank's %.7f", what, ranks, stage, i, run->norms[i], want->norms[i]);
     }
@@ -110,7 +110,12 @@ static void ranks_compare_traffic(const RanksRun* run, const RanksCase* c, const
     memset(&t, 0, sizeof(t));
     ranks_options(&o, c, stage);
     CHECK_OK(model_spec_parse(o.model, 257, &model, &error) && trainer_layout(&t, &o, &model, comm->size, comm->rank, &error), error);
-    TrafficModel m = {&t.gpt.table, t.zero.owner, comm->size, comm->rank, stage, t.micro_steps, 0, sizeof(floatX), sizeof(StepReport), COMM_PIECE};
+    TrafficModel m = {&t.gpt.table,  t.zero.owner,       comm->size, comm->rank, stage, t.micro_steps, 0,
+                      sizeof(floatX), sizeof(StepReport), COMM_PIECE,
+                      NULL};
+    bool ranges[8];
+    traffic_by_ranges(m.table, m.owner, m.ranks, ranges);
+    m.by_ranges = ranges;
     traffic_step(&m, &step);
     for (int p = TRAFFIC_GRADIENT; p <= TRAFFIC_NORM; p++) {
         uint64_t want = RANKS_STEPS * ledger_sent(&step, (TrafficPurpose)p), got = ledger_sent(&run->traffic, (TrafficPurpose)p);

@@ -9,7 +9,9 @@
 // usage: wire TABLE DEVICE      TABLE holds a line for each host:  namespace address bits/s delay-in-us loss     (0 bits/s: no limit)
 // SIGHUP reads the table again (same hosts; rates, delays and losses may differ); SIGTERM and SIGINT end it with one line a host.
 // "wire: ready" goes to the standard output once all devices are held.
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

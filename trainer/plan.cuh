@@ -43,6 +43,7 @@ typedef struct {
     ParamTable table;
     int ranks, ranks_per_node;
     int* owner;
+    bool* by_ranges;              // (1 + layers) of traffic_by_ranges
     size_t* loads;
     int T;
     size_t sequences, own;        // of a step; of the rank that has most
@@ -114,7 +115,7 @@ static double plan_time_gather(const Comm* world, char* memory, size_t bytes) {
         CommSegment s = {r, r, memory + (size_t)r * share, memory + (size_t)r * share, share};
         segments[r] = s;
     }
-    CommExchange exchange = {COMM_ALL_GATHER, COMM_BYTE, false, TRAFFIC_CONTROL, segments, (size_t)world->size};
+    CommExchange exchange = {COMM_ALL_GATHER, COMM_BYTE, false, TRAFFIC_CONTROL, segments, (size_t)world->size, 0};
     for (int i = 0; i < 4; i++) {
         comm_barrier(world);
         double start = seconds_now();
@@ -164,6 +165,7 @@ static bool plan_links(Plan* p, const Comm* world, Error* error) {
 static void plan_free(Plan* p) {
     params_free(&p->table);
     free(p->owner);
+    free(p->by_ranges);
     free(p->loads);
 }
 
@@ -182,6 +184,8 @@ static bool plan_open(Plan* p, const Options* o, const Comm* world, Error* error
     p->owner = (int*)need(malloc(p->table.unit_count * sizeof(int)));
     p->loads = (size_t*)need(malloc((size_t)p->ranks * sizeof(size_t)));
     owners_assign(&p->table, p->ranks, p->owner, p->loads);
+    p->by_ranges = (bool*)need(malloc((1 + (size_t)p->model.layers) * sizeof(bool)));
+    traffic_by_ranges(&p->table, p->owner, p->ranks, p->by_ranges);
     return true;
 }
 
@@ -250,7 +254,7 @@ static bool plan_stage_memory(Plan* p, int stage, Error* error) {
 
 static TrafficModel plan_traffic(const Plan* p, int stage, int rank) {
     TrafficModel m = {&p->table, p->owner, p->ranks, rank, p->ranks > 1 ? stage : 0, p->micro_steps, p->ranks_per_node, sizeof(floatX),
-                      sizeof(StepReport), COMM_PIECE};
+                      sizeof(StepReport), COMM_PIECE, p->by_ranges};
     return m;
 }
 

@@ -10,7 +10,7 @@
 typedef struct {
     const TrafficModel* traffic; // its rank does not matter
     size_t layers;
-    const double* own;           // (1 + layers, ranks): bytes of each group that a rank owns, plan_owned; NULL: one exchange after the other
+    const double* own;           // (2, 1 + layers, ranks) from plan_owned; NULL: one exchange after the other
     double (*busiest)[LINK_CLASSES]; // (1 + layers): bytes of a group's exchange on the busiest link of each class, plan_busiest
     double window;               // bytes of exchanges that may be under way
     double forward, backward;    // seconds of a layer in a micro-step
@@ -34,18 +34,22 @@ static int plan_node_size(const TrafficModel* m, int rank) {
     return per > 0 && first + per < m->ranks ? per : m->ranks - first;
 }
 
-// Bytes of each group that a rank owns: (1 + layers, ranks), to be freed by the caller.
+static bool plan_by_ranges(const TrafficModel* m, size_t g) { return m->stage == 0 || m->by_ranges[g]; }
+
+// Bytes of each group that a rank adds up or passes on, (1 + layers, ranks); after them the bytes that it owns where that is something
+// else, which move between both. To be freed by the caller.
 double* plan_owned(const TrafficModel* m) {
     size_t groups = 1 + traffic_layers(m->table), P = (size_t)m->ranks;
-    double* own = (double*)need(calloc(groups * P, sizeof(double)));
+    double *own = (double*)need(calloc(2 * groups * P, sizeof(double))), *moved = own + groups * P;
     size_t* elements = (size_t*)need(calloc(groups, sizeof(size_t)));
     for (size_t u = 0; u < m->table->unit_count; u++) {
         size_t g = traffic_group(m->table, &m->table->units[u]), count = m->table->units[u].count;
         elements[g] += count;
-        own[g * P + (size_t)m->owner[u]] += m->stage == 0 ? 0.0 : (double)(count * m->element);
+        if (m->stage > 0) { (plan_by_ranges(m, g) ? moved : own)[g * P + (size_t)m->owner[u]] += (double)(count * m->element); }
     }
-    for (size_t i = 0; m->stage == 0 && i < groups * P; i++) {
+    for (size_t i = 0; i < groups * P; i++) {
         size_t n = elements[i / P];
+        if (!plan_by_ranges(m, i / P)) { continue; }
         own[i] = (double)((traffic_range(m, n, (int)(i % P) + 1) - traffic_range(m, n, (int)(i % P))) * m->element);
     }
     free(elements);
@@ -53,14 +57,19 @@ double* plan_owned(const TrafficModel* m) {
 }
 
 // What a rank sends in an exchange and what it receives, by link. A reduction takes to others what they own and brings from each of them
-// what is mine; a gather the reverse; a sum that all get does both in both directions. own, near, total: of this rank, of its node, of all.
-static void plan_rank_bytes(const TrafficModel* m, int rank, bool gather, double own, double near, double total, double out[LINK_CLASSES],
-                            double in[LINK_CLASSES]) {
+// what is mine; a gather the reverse; a sum that all get does both in both directions. own, near, total: of this rank, of its node, of all;
+// moved: what the rank owns of a group that goes by ranges, all but its own share of which it gets, or gives, besides.
+static void plan_rank_bytes(const TrafficModel* m, int rank, bool gather, double own, double near, double total, double moved,
+                            double out[LINK_CLASSES], double in[LINK_CLASSES], bool ranges) {
     double peers = plan_node_size(m, rank) - 1;
     double others[LINK_CLASSES] = {near - own, total - near}, mine[LINK_CLASSES] = {peers * own, (m->ranks - 1 - peers) * own};
     for (int l = 0; l < LINK_CLASSES; l++) {
         out[l] = m->stage == 0 ? others[l] + mine[l] : gather ? mine[l] : others[l];
         in[l] = m->stage == 0 ? others[l] + mine[l] : gather ? others[l] : mine[l];
+        if (m->stage == 0 || !ranges) { continue; }
+        double share = (l == LINK_INSIDE ? peers : m->ranks - 1 - peers) / m->ranks;
+        out[l] += share * (gather ? moved : own);
+        in[l] += share * (gather ? own : moved);
     }
 }
 
@@ -83,7 +92,8 @@ double (*plan_busiest(const TrafficModel* m, const double* own))[LINK_CLASSES] {
     for (size_t g = 0; P > 1 && g < groups; g++) {
         double total = plan_nodes(m, own + g * P, node), out[LINK_CLASSES], in[LINK_CLASSES];
         for (int r = 0; r < m->ranks; r++) {
-            plan_rank_bytes(m, r, true, own[g * P + (size_t)r], node[traffic_node(m, r)], total, out, in);
+            size_t i = g * P + (size_t)r;
+            plan_rank_bytes(m, r, true, own[i], node[traffic_node(m, r)], total, own[groups * P + i], out, in, plan_by_ranges(m, g));
             for (int l = 0; l < LINK_CLASSES; l++) { busiest[g][l] = fmax(busiest[g][l], fmax(out[l], in[l])); }
         }
     }
@@ -136,10 +146,10 @@ static double walk_carry(Walk* w, size_t g, bool gather, double ready, double* t
         *total = p->window; // so that nothing overlaps
         return w->send[0] = fmax(w->send[0], ready) + walk_seconds(p, p->busiest[g]);
     }
-    const double* own = p->own + g * (size_t)m->ranks;
+    const double *own = p->own + g * (size_t)m->ranks, *moved = own + (1 + p->layers) * (size_t)m->ranks;
     *total = plan_nodes(m, own, w->node);
     for (int r = 0; r < m->ranks; r++) {
-        plan_rank_bytes(m, r, gather, own[r], w->node[traffic_node(m, r)], *total, out, in);
+        plan_rank_bytes(m, r, gather, own[r], w->node[traffic_node(m, r)], *total, moved[r], out, in, plan_by_ranges(m, g));
         w->send[r] = fmax(w->send[r], ready) + walk_seconds(p, out);
         w->receive[r] = fmax(w->receive[r], ready) + walk_seconds(p, in);
         end = fmax(end, fmax(w->send[r], w->receive[r]));
@@ -153,7 +163,7 @@ static double walk_exchange(Walk* w, size_t g, bool gather) {
     if (m->ranks == 1) { return w->now; }
     double last = w->flight_count ? w->flights[w->flight_count - 1].end : 0.0, before = w->flight_count ? w->flights[w->flight_count - 1].bytes : 0.0;
     double begin = fmax(w->now, walk_window(w)), bytes = 0.0, end = walk_carry(w, g, gather, begin, &bytes);
-    end = fmax(end, last) + (m->stage == 0 ? 2.0 : 1.0) * w->plan->latency;
+    end = fmax(end, last) + (plan_by_ranges(m, g) ? 2.0 : 1.0) * w->plan->latency;
     if (w->flight_count == w->flight_room) {
         w->flight_room = max_size(64, 2 * w->flight_room);
         w->flights = (WalkFlight*)need(realloc(w->flights, w->flight_room * sizeof(WalkFlight)));
