@@ -40,7 +40,7 @@ void owners_assign(const ParamTable* table, int ranks, int* owner, size_t* loads
 // more, but no owner of a large matrix has to serve everyone alone. largest, total: elements of the busiest owner, and of all.
 static inline bool owners_by_ranges(size_t largest, size_t total, int ranks) {
     double P = ranks, direct = fmax((P - 1.0) * (double)largest, (P - 1.0) / P * (double)total);
-    return (P - 1.0) / P * (double)(total + largest) < 0.85 * direct; // more bytes must be worth it
+    return (P - 1.0) / P * (double)(total + largest) < 0.7 * direct; // more bytes and a second exchange must be worth it
 }
 
 // Multiplications of one Newton-Schulz iteration on a rows x cols matrix, for the balance of orthogonalising optimizers: with

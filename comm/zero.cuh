@@ -58,6 +58,8 @@ typedef struct {
     floatX *own_weights, *own_grads; // (held), NULL below stage 3 and 2
     bool* by_ranges;          // (groups) how the group is exchanged from stage 1 on
     ZeroList lists[ZERO_LISTS];
+    int take, spread;         // group whose second exchange is still to be started after its first, -1 = none: the next group's first
+    CommTicket take_after, spread_after; // exchange goes before it, so that the links do not wait between the two
     CommTicket *reduce_ticket, *gather_ticket; // (groups), of what is on its way
     bool* there;              // (groups) stage 3: the block holds the group's weights, or they are coming
 } Zero;
@@ -96,6 +98,7 @@ void zero_plan(Zero* z, const ParamTable* table, int layers, int stage, int rank
     z->ranks = ranks;
     z->rank = rank;
     z->groups = 1 + layers;
+    z->take = z->spread = -1;
     z->owner = (int*)need(malloc(max_size(1, table->unit_count) * sizeof(int)));
     z->place = (size_t*)need(malloc(max_size(1, table->unit_count) * sizeof(size_t)));
     z->loads = (size_t*)need(malloc((size_t)ranks * sizeof(size_t)));
@@ -243,9 +246,18 @@ static CommTicket zero_start(Zero* z, CommKind kind, ZeroListKind list, int g, b
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Weights. z may be NULL: a model outside training.
 
-static void zero_start_gather(Zero* z, int g) {
+static void zero_flush_spread(Zero* z) {
+    if (z->spread >= 0) { z->gather_ticket[z->spread] = zero_start(z, COMM_ALL_GATHER, ZERO_SPREAD, z->spread, false, z->spread_after); }
+    z->spread = -1;
+}
+
+// more: the next group follows at once.
+static void zero_start_gather(Zero* z, int g, bool more) {
     CommTicket given = z->by_ranges[g] ? zero_start(z, COMM_ALL_TO_ALL, ZERO_GIVE, g, false, 0) : 0;
-    z->gather_ticket[g] = zero_start(z, COMM_ALL_GATHER, ZERO_SPREAD, g, false, given);
+    zero_flush_spread(z);
+    z->spread = g;
+    z->spread_after = given;
+    if (!more || !given) { zero_flush_spread(z); }
 }
 
 // Stage 3: sees that the group is on its way. Its place must be free: whatever the block held there was used for the last time.
@@ -254,7 +266,7 @@ void zero_weights_prefetch(Zero* z, int g) {
     for (int other = 1; g != ZERO_OUTER && other < z->groups; other++) {
         if ((other - g) % (int)z->weights_layout.slots == 0) { z->there[other] = false; }
     }
-    zero_start_gather(z, g);
+    zero_start_gather(z, g, false);
     z->there[g] = true;
 }
 
@@ -275,21 +287,30 @@ void zero_weights_wait_all(Zero* z) {
 
 // After the owners have changed the group's weights.
 void zero_weights_changed(Zero* z, int g) {
-    if (z->stage == 1 || z->stage == 2) { zero_start_gather(z, g); }
+    if (z->stage == 1 || z->stage == 2) { zero_start_gather(z, g, g + 1 < z->groups); }
     z->there[g] = false;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Gradients
 
+static void zero_flush_take(Zero* z) {
+    if (z->take >= 0) { z->reduce_ticket[z->take] = zero_start(z, COMM_ALL_TO_ALL, ZERO_TAKE, z->take, false, z->take_after); }
+    z->take = -1;
+}
+
+static void zero_grads_wait(Zero* z, int g) {
+    if (z->take == g) { zero_flush_take(z); }
+    comm_wait(z->comm, z->reduce_ticket[g]);
+    z->reduce_ticket[g] = 0;
+}
+
 // Before the group's gradients are written in a micro-step; whether they start at zero there.
 bool zero_grads_begin(Zero* z, int g, bool first) {
     if (!z || z->stage < 2) { return first; }
     for (int other = 0; other < z->groups; other++) { // what still leaves from the same memory
         bool same = other == g || (g != ZERO_OUTER && other != ZERO_OUTER && (other - g) % (int)z->grads_layout.slots == 0);
-        if (!same) { continue; }
-        comm_wait(z->comm, z->reduce_ticket[other]);
-        z->reduce_ticket[other] = 0;
+        if (same) { zero_grads_wait(z, other); }
     }
     return true;
 }
@@ -310,12 +331,14 @@ void zero_grads_ready(Zero* z, int g, bool first, bool last) {
     bool more = z->stage >= 2 && !first, moves = z->stage > 0 && z->by_ranges[g];
     if (more && moves) { zero_carry_on(z, g); }
     CommTicket sums = zero_start(z, z->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, ZERO_SUM, g, more && !moves, 0);
-    z->reduce_ticket[g] = moves ? zero_start(z, COMM_ALL_TO_ALL, ZERO_TAKE, g, false, sums) : sums;
+    zero_flush_take(z);
+    z->reduce_ticket[g] = sums;
+    if (moves) {
+        z->take = g;
+        z->take_after = sums;
+    }
 }
 
 void zero_grads_wait_all(Zero* z) {
-    for (int g = 0; g < z->groups; g++) {
-        comm_wait(z->comm, z->reduce_ticket[g]);
-        z->reduce_ticket[g] = 0;
-    }
+    for (int g = 0; g < z->groups; g++) { zero_grads_wait(z, g); }
 }
