@@ -671,7 +671,8 @@ static bool trainer_fail_not_finite(Trainer* t, const StepResult* r, Error* erro
         blame = all[i].text[0] && better ? all[i] : blame;
     }
     free(all);
-    return fail(error, "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %.100s; try a lower --lr or a longer --warmup",
+    return fail(error,
+                "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %.100s; try a lower --lr or a longer --warmup",
                 t->step + 1, r->loss, r->norm, blame.text[0] ? blame.text : "the loss alone");
 }
 
@@ -993,7 +994,9 @@ static void train_print(const Trainer* t) {
         owners_balance(&t->gpt.table, t->comm->size, t->zero.owner, &elements, &work);
         printf("ranks: %d on %d node(s), ZeRO %d; largest share / mean: parameters %.3f, matrix work %.3f\n", t->comm->size, t->comm->nodes,
                t->zero.stage, elements, work);
-        if (t->options->sample_every > 0 && t->zero.stage == 3) { fprintf(stderr, "notice: no samples: at ZeRO 3 no rank holds the whole model; use generate on a checkpoint\n"); }
+        if (t->options->sample_every > 0 && t->zero.stage == 3) {
+            fprintf(stderr, "notice: no samples: at ZeRO 3 no rank holds the whole model; use generate on a checkpoint\n");
+        }
     }
     memory_print(&t->gpt.memory, stdout);
     fflush(stdout);
@@ -1169,7 +1172,8 @@ int main(int argc, char** argv) {
     } else if (good && options.action == OPTIONS_VERSION) {
         printf("train_gpt %s, %s, %s\n", provenance_git(), provenance_compiler(), provenance_flags());
     } else if (good) {
-        good = comm_agree(&world, machine_open(&options, &world, &error), &error) && comm_start_up(&world, &error) && run_command(&options, &world, &error);
+        good = comm_agree(&world, machine_open(&options, &world, &error), &error) && comm_start_up(&world, &error);
+        good = good && run_command(&options, &world, &error);
     }
     if (good && (fflush(stdout) != 0 || ferror(stdout))) { good = fail(&error, "cannot write to standard output: %s", strerror(errno)); }
     if (!good && world.rank == 0) { fprintf(stderr, "error: %s\n", error.text); }

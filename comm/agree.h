@@ -45,7 +45,8 @@ bool comm_same(const Comm* c, const char* what, const char* value, TrafficPurpos
     int other = 0;
     for (int r = c->size - 1; r > 0; r--) { other = memcmp(all, all + (size_t)r * sizeof(mine), sizeof(mine)) != 0 ? r : other; }
     const char* theirs = all + (size_t)other * sizeof(mine);
-    bool good = other == 0 || fail(error, "%s differ between ranks: rank 0 has %s, rank %d has %s; give all ranks the same", what, all, other, theirs);
+    bool good = other == 0 || fail(error, "%s differ between ranks: rank 0 has %s, rank %d has %s; give all ranks the same", what, all, other,
+                                   theirs);
     free(all);
     return good;
 }

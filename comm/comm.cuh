@@ -8,7 +8,7 @@
 // equal on all of them and from run to run. Counts are 64-bit; what goes out by MPI is cut into pieces of at most COMM_PIECE bytes, by NCCL
 // into rounds that fit its staging memory.
 //
-// There is no error to return: a lost or stalled rank ends the job with one line that names it (comm_fail).
+// There is no error to return: a lost or stalled rank ends the job with one line that names it.
 #pragma once
 #include "../kernels/device.cuh"
 #include "../kernels/floatx.cuh"
@@ -195,7 +195,7 @@ void comm_broadcast(const Comm* c, void* data, size_t bytes, int root, TrafficPu
     comm_run(c, &exchange);
 }
 
-// The ranks [0, count) of c; false on the others, which must not use it.
+// The ranks [0, count) of c; false on the others, which must not use it. What it says of nodes remains that of c.
 bool comm_first(Comm* part, const Comm* c, int count) {
     *part = *c;
     part->size = count;

@@ -21,7 +21,7 @@
 // The communication thread
 
 // Prints one line and ends the whole job. From any thread, also without MPI.
-void comm_fail(const char* text) {
+void comm_mpi_fail(const char* text) {
     static int failed = 0;
     if (!__atomic_exchange_n(&failed, 1, __ATOMIC_SEQ_CST)) { fprintf(stderr, "error: %s\n", text); }
     if (comm_engine.state != ENGINE_RUNNING) { exit(1); }
@@ -389,11 +389,6 @@ void comm_mpi_close(void) {
 }
 
 #else // without MPI, or on the GPU, where NCCL carries the exchanges
-
-void comm_fail(const char* text) {
-    fprintf(stderr, "error: %s\n", text);
-    exit(1);
-}
 
 bool comm_mpi_open(Comm* world, const Launch* launch, double timeout, Error* error) {
     (void)world, (void)timeout;

@@ -222,7 +222,7 @@ static void nccl_run_group(const Comm* c, TrafficPurpose purpose) {
         }
     }
     nccl_check(ncclGroupEnd(), "ncclGroupEnd");
-    if (!nccl_settle("starting an exchange", &error)) { comm_fail(error.text); } // only then is it in the stream
+    if (!nccl_settle("starting an exchange", &error)) { comm_nccl_fail(error.text); } // only then is it in the stream
 }
 
 // On nccl_state.stream.
@@ -258,7 +258,7 @@ static void nccl_end(int slot) {
 
 CommTicket comm_nccl_start(const Comm* c, const CommExchange* x) {
     Error error;
-    if (!comm_nccl_start_up(&error)) { comm_fail(error.text); }
+    if (!comm_nccl_start_up(&error)) { comm_nccl_fail(error.text); }
     int slot = nccl_begin(device_stream, x);
     nccl_run(c, x);
     nccl_end(slot);
@@ -285,7 +285,7 @@ __attribute__((noinline)) void comm_nccl_gather_host(const Comm* c, const void* 
     Error error;
     if (!nccl_state.connected) {
         bool good = c->size == nccl_state.world.size || fail(&error, "a part of the ranks cannot gather before all are connected");
-        if (!good || !nccl_gather_early(mine, bytes, all, &error)) { comm_fail(error.text); }
+        if (!good || !nccl_gather_early(mine, bytes, all, &error)) { comm_nccl_fail(error.text); }
         return;
     }
     for (size_t offset = 0; offset < bytes; offset += piece) {
@@ -321,7 +321,7 @@ static void nccl_disconnect(void) {
     Error error;
     comm_nccl_sync();
     nccl_check(ncclCommFinalize(nccl_state.comm), "ncclCommFinalize");
-    if (!nccl_settle("ncclCommFinalize", &error)) { comm_fail(error.text); }
+    if (!nccl_settle("ncclCommFinalize", &error)) { comm_nccl_fail(error.text); }
     nccl_check(ncclCommDestroy(nccl_state.comm), "ncclCommDestroy");
     nccl_state.comm = NULL;
     nccl_plan_close(&nccl_state.plan);

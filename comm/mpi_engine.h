@@ -8,8 +8,9 @@
 // Why this cannot deadlock. All exchanges of the job have one order, with which the order of each rank agrees; so do their pieces. Of
 // the pieces that some rank has not finished take the first, p. A rank that has not yet started p holds no room but that of pieces
 // before p, which are finished and give it back: so it starts p as soon as its program has asked for the exchange, and a program waits
-// for nothing but exchanges before it; nor does an exchange that sends on the results of another (`after`). Once all its ranks have started p, its messages have their receivers and arrive: they wait
-// for no later piece. In an all-reduce the second half of p waits for the first half of p and for pieces before p alone.
+// for nothing but exchanges before it; nor does an exchange that sends on the results of another (`after`). Once all its ranks have
+// started p, its messages have their receivers and arrive: they wait for no later piece. In an all-reduce the second half of p waits
+// for the first half of p and for pieces before p alone.
 // Messages of two ranks with equal tags meet in the order in which they were posted. Contributions and gathers are posted in walk
 // order at the start of flights; results of all-reduces, which have a tag of their own, in walk order per owner (comm_flights_advance).
 // A result may be received into the memory of the contribution, so it is posted only after that has been sent.

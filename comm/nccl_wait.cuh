@@ -46,8 +46,6 @@ __attribute__((noreturn)) void comm_nccl_fail(const char* text) {
     exit(1);
 }
 
-#define comm_fail comm_nccl_fail // in place of the one that only prints and exits, from here on
-
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Waiting with an end
 
@@ -81,7 +79,7 @@ static bool nccl_settle(const char* what, Error* error) {
 
 static void nccl_check(ncclResult_t status, const char* what) {
     Error error;
-    if (!nccl_good(status, what, &error)) { comm_fail(error.text); }
+    if (!nccl_good(status, what, &error)) { comm_nccl_fail(error.text); }
 }
 
 static bool nccl_event_done(cudaEvent_t event) {
@@ -115,7 +113,7 @@ static void nccl_stalled(uint64_t number) {
     Error error;
     fail(&error, "rank %d waited %g s for the other ranks in exchange %llu (%s, %s): one of them is stuck or lost", nccl_state.world.rank,
          nccl_state.timeout, (unsigned long long)number, kinds[x->kind], traffic_names[x->purpose]);
-    comm_fail(error.text);
+    comm_nccl_fail(error.text);
 }
 
 // The host waits. Computing may take as long as it likes; the time-out is for the oldest exchange that has all it needs from this rank
@@ -129,7 +127,7 @@ static void nccl_wait_host(cudaEvent_t event) {
         Error error;
         ncclResult_t state = ncclSuccess;
         nccl_check(ncclCommGetAsyncError(nccl_state.comm, &state), "an exchange");
-        if (!nccl_good(state, "an exchange", &error)) { comm_fail(error.text); }
+        if (!nccl_good(state, "an exchange", &error)) { comm_nccl_fail(error.text); }
         comm_nccl_collect();
         uint64_t oldest = nccl_state.busy.collected;
         if (oldest == nccl_state.busy.next || !nccl_event_done(nccl_state.ready[oldest % NCCL_RING])) {

@@ -321,7 +321,8 @@ static void zero_carry_on(Zero* z, int g) {
         size_t u = z->units[i], n = z->table->units[u].count;
         if (!zero_holds(z, u)) { continue; }
         floatX* to = z->grads + block_unit_at(&z->grads_layout, z->table, &z->table->units[u]);
-        LAUNCH(ceil_div(n, COMM_SUM_CHUNK), BLOCK_TEAM, comm_sum_chunk, COMM_FLOATX, to, true, zero_unit_gradient(z, u), (const char*)NULL, 0, 0, 1, n);
+        LAUNCH(ceil_div(n, COMM_SUM_CHUNK), BLOCK_TEAM, comm_sum_chunk, COMM_FLOATX, to, true, zero_unit_gradient(z, u), (const char*)NULL, 0,
+               0, 1, n);
     }
 }
 

@@ -110,7 +110,8 @@ int main(int argc, char** argv) {
     b.from = (float*)device_alloc(most);
     b.to = (float*)device_alloc(most);
     b.segments = (CommSegment*)need(malloc((size_t)b.world.size * (size_t)b.world.size * sizeof(CommSegment)));
-    if (!b.from || !b.to) { comm_fail("out of memory"); }
+    need(b.from);
+    need(b.to);
     device_zero(b.from, most); // pages that nobody wrote to would all be one
     device_zero(b.to, most);
     if (b.world.rank == 0) {

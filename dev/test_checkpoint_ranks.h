@@ -178,7 +178,8 @@ static void checkpoint_ranks_any_to_any(void) {
         }
         checkpoint_rank_save(world, world->size, stage, true, many, 20);
         checkpoint_rank_load(world, 1, 0, true, many, 20, CHECKPOINT_VALUES_WEIGHTS, CHECKPOINT_VALUES_MASTER);
-        checkpoint_rank_load(world, world->size > 1 ? world->size - 1 : 1, 3 - stage, true, many, 20, CHECKPOINT_VALUES_WEIGHTS, CHECKPOINT_VALUES_MASTER);
+        checkpoint_rank_load(world, world->size > 1 ? world->size - 1 : 1, 3 - stage, true, many, 20, CHECKPOINT_VALUES_WEIGHTS,
+                             CHECKPOINT_VALUES_MASTER);
     }
     CHECK(world->rank > 0 || checkpoint_test_count(many, true) == 0, "hidden folders are left");
 }

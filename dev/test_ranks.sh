@@ -83,6 +83,32 @@ rows_curves() {
     holds "... by rank 0 alone" test "$(grep -c '^usage' out)" -eq 1
 }
 
+# The table of memory that rank 0 prints, without what stands around it.
+memory_table() { sed -n -E '/^\| parameters  /,/^\| total  /s/ +/ /gp' "$1"; }
+
+# What `plan` says before a run is what the run then says, to the byte.
+planned() { # ranks, ZeRO
+    local ledger plan
+    run ranks "$1" "${data[@]}" "${small[@]}" --val-every 0 --sample-every 0 --steps 5 --zero "$2" -o "plan$1$2"
+    [ "$rc" -eq 0 ] || { saw; return 1; }
+    mv out ran
+    run ./train_gpt plan "${small[@]}" --vocab-size 300 --sample-every 0 --zero "$2" --ranks "$1" --tflops 0.1
+    [ "$rc" -eq 0 ] || { saw; return 1; }
+    memory_table ran > table_ran
+    memory_table out > table_planned
+    [ "$(wc -l < table_ran)" -gt 15 ] && cmp table_ran table_planned || return 1
+    ledger=$(sed -n -E 's/^network, rank .*gradient ([0-9]+), weights ([0-9]+), norm ([0-9]+),.*/\1 \2 \3/p' ran |
+        awk -v n=$((5 * $1)) '{ s += $1 + $2 + $3 } END { printf "%.0f", s / n }')
+    plan=$(awk -F'|' -v z="$2" '$2 + 0 == z && $3 ~ /^ all / { printf "%d", $4 }' out)
+    [ "$ledger" = "$plan" ] || { echo "ledger $ledger, plan $plan bytes a step and rank"; return 1; }
+}
+
+rows_plan() {
+    local zero
+    for zero in 0 1 2 3; do holds "plan: 3 ranks at ZeRO $zero, memory table and bytes as in the run" planned 3 $zero; done
+    holds "plan: 8 ranks at ZeRO 1" planned 8 1
+}
+
 rows_resume() {
     accept "resume: 20 steps at once on 4 ranks" 'step 20 reached' ranks 4 "${base[@]}" --steps 20 -o whole --zero 1
     parts=("${base[@]}" --steps 20 -o part --zero 1 --checkpoint-every 10 --keep 0)
@@ -117,7 +143,9 @@ rows_differences() {
     rm other/data_train_000000.bin
     refuse_ranks "data: missing on one rank" 'rank 1: no file matches|rank 1: cannot open' \
         mpirun -np 1 ./train_gpt "${base[@]}" : -np 1 -wdir "$work/other" "$work/train_gpt" "${base[@]}"
-    mkdir -p fake && echo 'int nothing_here;' | gcc -shared -fPIC -x c -o fake/libdnnl.so.2 - && cp fake/libdnnl.so.2 fake/libdnnl.so.3 && cp fake/libdnnl.so.2 fake/libdnnl.so
+    mkdir -p fake && echo 'int nothing_here;' | gcc -shared -fPIC -x c -o fake/libdnnl.so -
+    cp fake/libdnnl.so fake/libdnnl.so.2
+    cp fake/libdnnl.so fake/libdnnl.so.3
     refuse_ranks "libraries: another matrix library on one rank" 'the matrix libraries differ' \
         mpirun -np 1 ./train_gpt "${base[@]}" : -np 1 env LD_LIBRARY_PATH="$work/fake" ./train_gpt "${base[@]}"
     refuse_ranks "WORLD_SIZE without mpirun, on the CPU" 'mpirun' env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost ./train_gpt "${base[@]}"
@@ -223,6 +251,7 @@ rows_disks() {
 
 make_files
 rows_curves
+rows_plan
 rows_resume
 rows_differences
 rows_failures

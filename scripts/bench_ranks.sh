@@ -34,21 +34,23 @@ fi
 [ "$part" != local ] || exit 0
 
 model=(--model "layers=6,heads=6,channels=384,context=256" --vocab-size 1024 --batch 1 --total-batch $((hosts * 512)) --steps "$steps")
-echo "6 layers of 384 channels, $hosts hosts, $((hosts * 512)) tokens a step; bytes and times of rank 0 in a step:"
-printf '%-10s %5s %9s %9s %7s %12s %12s %9s\n' rate ZeRO 'step ms' 'comm ms' hidden 'ledger B' 'plan B' 'links/ledger'
+echo "6 layers of 384 channels, $hosts hosts, $((hosts * 512)) tokens a step; times of rank 0, mean bytes of a rank, in a step:"
+printf '%-8s %4s %9s %9s %7s %14s %14s %7s %s\n' rate ZeRO 'step ms' 'comm ms' hidden 'ledger bytes' 'plan bytes' equal 'links above ledger'
 for rate in 100mbit 1gbit none; do
     for zero in 0 1 2 3; do
-        rc=0
-        bash scripts/lab.sh with "$hosts" --rate "$rate" -- --check "$hosts" ./train_gpt "${data[@]}" "${model[@]}" --zero $zero \
-            --output "$work/run-$rate-$zero" > "$work/log" 2>&1 || rc=$?
+        run="$work/run-$rate-$zero" rc=0
+        bash scripts/lab.sh with "$hosts" --rate "$rate" -- --check "$hosts" ./train_gpt "${data[@]}" "${model[@]}" --zero $zero --output "$run" \
+            > "$work/log" 2>&1 || rc=$?
+        [ $rc -eq 0 ] || { echo "the run failed:" && tail -n 5 "$work/log" && exit 1; }
         ./train_gpt plan "${model[@]:0:8}" --zero $zero --ranks "$hosts" --ranks-per-node 1 --tflops 0.1 > "$work/plan"
-        log="$work/run-$rate-$zero/main.jsonl"
-        bytes=$(sed -n -E 's/.*"event":"train".*"sent":\{"gradient":\[([0-9]+),([0-9]+)\],"weights":\[([0-9]+),([0-9]+)\],"norm":\[([0-9]+),([0-9]+)\].*/\1 \2 \3 \4 \5 \6/p' \
-            "$log" | tail -n 1 | awk '{ print $1 + $2 + $3 + $4 + $5 + $6 }')
-        comm=$(mean "$log" 's/.*"event":"train".*"comm_ms":([0-9.]+).*/\1/p') ms=$(mean "$log" 's/.*"event":"train".*"ms":([0-9.]+).*/\1/p')
-        exposed=$(mean "$log" 's/.*"event":"train".*"exposed_ms":([0-9.]+).*/\1/p')
-        printf '%-10s %5s %9s %9s %6.0f%% %12s %12s %9s\n' "$rate" $zero "$ms" "$comm" "$(awk "BEGIN { print 100 * (1 - $exposed / $comm) }")" "$bytes" \
-            "$(sed -n -E "s/^ *rank 0 sends ([0-9]+) .*ZeRO $zero.*/\1/p" "$work/plan" | head -n 1)" "$(grep -i -m1 -o -E '[0-9.]+ ?%' "$work/log" || echo '?')"
-        [ $rc -eq 0 ] || { echo "    the lab says:" && tail -n 5 "$work/log"; }
+        ms=$(mean "$run/main.jsonl" 's/.*"event":"train".*,"ms":([0-9.]+).*/\1/p')
+        comm=$(mean "$run/main.jsonl" 's/.*"event":"train".*"comm_ms":([0-9.]+).*/\1/p')
+        exposed=$(mean "$run/main.jsonl" 's/.*"event":"train".*"exposed_ms":([0-9.]+).*/\1/p')
+        ledger=$(sed -n -E 's/^network, rank .*gradient ([0-9]+), weights ([0-9]+), norm ([0-9]+),.*/\1 \2 \3/p' "$work/log" |
+            awk -v n=$((hosts * steps)) '{ s += $1 + $2 + $3 } END { printf "%.0f", s / n }')
+        plan=$(awk -F'|' -v z=$zero '$2 + 0 == z && $3 ~ /^ all / { printf "%d", $4 }' "$work/plan")
+        above=$(sed -n -E 's/.*: ([0-9.]+) % above it.*/\1/p' "$work/log" | sort -n | tr '\n' ' ')
+        printf '%-8s %4s %9s %9s %6.0f%% %14s %14s %7s %s%%\n' "$rate" $zero "$ms" "$comm" "$(awk "BEGIN { print 100 * (1 - $exposed / $comm) }")" \
+            "$ledger" "$plan" "$([ "$ledger" = "$plan" ] && echo yes || echo NO)" "$above"
     done
 done

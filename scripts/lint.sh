@@ -46,6 +46,7 @@ else
 fi
 if command -v g++ > /dev/null; then
     strict="-x c++ -std=c++20 -D_GNU_SOURCE -fsyntax-only -Wall -Wextra -Werror -fopenmp"
+    strict+=" $(make -s flags | tr ' ' '\n' | grep -E '^-(DUSE_MPI|DOMPI_SKIP_MPICXX|I)' | tr '\n' ' ')"
     # shellcheck disable=SC2086  # several words
     report "g++: test_gpt.cu" "$(g++ $strict test_gpt.cu 2>&1)"
     # shellcheck disable=SC2086

@@ -299,7 +299,8 @@ static const OptionRow option_table[] = {
 
     {"Machine", "seed", NULL, OPTION_INT64, OPTION_AT(seed), "42", NULL, 0, 9.2e18, "N", FOR_TRAIN | FOR_GENERATE | FOR_SELFCHECK,
      "of all random numbers: the same seed gives the same result"},
-    {"Machine", "threads", NULL, OPTION_INT, OPTION_AT(threads), "0", NULL, 0, 4096, "N", FOR_ALL, "CPU threads of a rank; 0 = this machine's cores / its ranks"},
+    {"Machine", "threads", NULL, OPTION_INT, OPTION_AT(threads), "0", NULL, 0, 4096, "N", FOR_ALL,
+     "CPU threads of a rank; 0 = this machine's cores / its ranks"},
     {"Machine", "gemm", NULL, OPTION_CHOICE, OPTION_AT(gemm), "auto", NULL, 0, 0, "auto|onednn|openblas|own",
      FOR_RUN | FOR_GENERATE | FOR_EVAL | FOR_SELFCHECK, "CPU library for matrix products; auto = the first that is there"},
     {"Machine", "recompute", "r", OPTION_INT, OPTION_AT(recompute), "1", NULL, 0, 3, "N", FOR_RUN,

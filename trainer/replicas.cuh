@@ -40,6 +40,8 @@ bool replicas_check(Zero* z, int64_t step, Error* error) {
     for (int r = z->ranks - 1; r >= 0; r--) { odd = all[r] != all[most] ? r : odd; }
     uint32_t theirs = odd < 0 ? 0 : all[odd], right = all[most];
     free(all);
-    return odd < 0 || fail(error, "after step %" PRId64 " the weights of rank %d (%08x) differ from those of %d of %d ranks (%08x): its memory or "
-                                  "processor is not to be trusted; go on from an earlier checkpoint without it", step, odd, theirs, best, z->ranks, right);
+    return odd < 0 || fail(error,
+                           "after step %" PRId64 " the weights of rank %d (%08x) differ from those of %d of %d ranks (%08x): its memory or processor "
+                           "is not to be trusted; go on from an earlier checkpoint without it",
+                           step, odd, theirs, best, z->ranks, right);
 }
