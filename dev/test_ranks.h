@@ -5,7 +5,7 @@
 #include "test.h"
 #include "test_trainer.h"
 
-#define RANKS_STEPS 20
+#define RANKS_STEPS (EMULATED ? 2 : 20)
 // fp32: the order of sums over ranks and micro-batches; bf16: gradients are rounded once by each rank, weights after each update
 #define RANKS_TOLERANCE (sizeof(floatX) == 4 ? 1e-5 : 2e-2)
 
@@ -20,7 +20,7 @@ static const RanksCase ranks_cases[] = {
 };
 
 typedef struct {
-    double losses[RANKS_STEPS], norms[RANKS_STEPS], val;
+    double losses[RANKS_STEPS], norms[RANKS_STEPS], val; // of each step
     uint32_t weights; // CRC-32C of this rank's replica, or of what it owns
     Ledger traffic;
 } RanksRun;
@@ -133,6 +133,7 @@ static void ranks_matrix(const RanksCase* c) {
     for (size_t k = 0; k < COUNT_OF(counts) && counts[k] <= TEST_WORLD->size; k++) {
         Comm part;
         bool member = comm_first(&part, TEST_WORLD, counts[k]);
+        if (EMULATED && counts[k] != 3) { continue; }
         for (int stage = 0; member && stage <= 3; stage++) {
             ranks_run(&part, c, stage, &run);
             ranks_compare(&run, &want, c->name, counts[k], stage);
@@ -147,9 +148,11 @@ static void ranks_matrix(const RanksCase* c) {
     }
 }
 
+#if !EMULATED
 static void test_ranks_matrix(void) { ranks_matrix(&ranks_cases[0]); }
-static void test_ranks_without_rows(void) { ranks_matrix(&ranks_cases[1]); }
 static void test_ranks_short_sequences(void) { ranks_matrix(&ranks_cases[2]); }
+#endif
+static void test_ranks_without_rows(void) { ranks_matrix(&ranks_cases[1]); }
 
 // A weight that changes on one rank alone is seen, and the rank named; at ZeRO 3 there is nothing to compare.
 static void test_ranks_replicas(void) {
@@ -278,9 +281,11 @@ static void test_ranks_must_be_alike(void) {
 }
 
 static const TestRow rank_tests[] = {
+#if !EMULATED
     {"ranks: one curve and predicted bytes for all counts and stages", test_ranks_matrix},
-    {"ranks: some without rows, one layer", test_ranks_without_rows},
     {"ranks: two layers, uneven micro-batches", test_ranks_short_sequences},
+#endif
+    {"ranks: some without rows, one layer", test_ranks_without_rows},
     {"ranks: a replica that differs is named", test_ranks_replicas},
     {"ranks: one rank's failure is everyone's line", test_ranks_fail_together},
     {"ranks: a bad tensor is named by its owner", test_ranks_bad_tensor},

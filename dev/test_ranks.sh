@@ -84,7 +84,7 @@ rows_curves() {
 }
 
 # The table of memory that rank 0 prints, without what stands around it.
-memory_table() { sed -n -E '/^\| parameters  /,/^\| total  /s/ +/ /gp' "$1"; }
+memory_table() { sed -n -E '/^\| parameters .*MiB/,/^\| total .*MiB/s/ +/ /gp' "$1"; }
 
 # What `plan` says before a run is what the run then says, to the byte.
 planned() { # ranks, ZeRO

@@ -25,7 +25,8 @@ if [ "$part" != lab ]; then
         ./train_gpt "${data[@]}" "${model[@]}" --threads 2 > "$work/one"
         mpirun -np 2 ./train_gpt "${data[@]}" "${model[@]}" --threads 1 > "$work/two" 2> /dev/null
         one=$(mean "$work/one" 's/^step .* ([0-9.]+) ms .*/\1/p') two=$(mean "$work/two" 's/^step .* ([0-9.]+) ms .*/\1/p')
-        awk "BEGIN { printf \"  one process, 2 threads %.1f   two ranks, 1 thread each %.1f   ratio %.3f\", 4096e3 / $one, 4096e3 / $two, $one / $two }"
+        awk -v one="$one" -v two="$two" 'BEGIN { printf "  one process, 2 threads %.1f   two ranks, 1 thread each %.1f   ratio %.3f",
+            4096e3 / one, 4096e3 / two, one / two }'
         echo "   hidden $(mean "$work/two" 's/.*, ([0-9]+)% hidden.*/\1/p')%"
     done
     sed -n 's/^memory/  memory, one process/p' "$work/one"
