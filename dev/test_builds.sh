@@ -95,7 +95,7 @@ for i in "${!builds[@]}"; do
     train "$i" "run_$i"
     case $name in *bf16*) compare "$name" "run_$i" 2e-3 ;; *) compare "$name" "run_$i" 1e-5 ;; esac
     case $name in
-        *without*) report "builds: $name: says so at start-up" "$(grep -q 'built without OpenMP' "run_$i.txt" || head -n 3 "run_$i.txt")" ;;
+        *without\ OpenMP) report "builds: $name: says so at start-up" "$(grep -q 'built without OpenMP' "run_$i.txt" || head -n 3 "run_$i.txt")" ;;
     esac
 done
 train 0 own --gemm own

@@ -169,7 +169,7 @@ rows_options() {
     accept "options: a file of options, the command line wins" 'step +3/3 ' "${tiny[@]}" --config good.config --steps 3
     accept "options: the file alone" 'lr +\| 0?.?0*1e?-?0*3? ' "${tiny[@]}" --config good.config
     local command
-    for command in "" train tokenize generate eval convert selfcheck; do
+    for command in "" train tokenize generate eval convert selfcheck plan; do
         # shellcheck disable=SC2086  # none or one word
         accept "options: ${command:-no command} --help" '^usage: ./train_gpt' ./train_gpt $command --help
         # shellcheck disable=SC2086
@@ -484,15 +484,23 @@ rows_use() {
     holds "convert: safetensors come back the same" cmp $model back.bin
     accept "eval: the bf16 model" '^val loss' ./train_gpt eval --model half.bin --val-data data_val_000000.bin
     accept "selfcheck: passes" 'passed|ok|agree' ./train_gpt selfcheck --seed 1 --threads 1 --gemm auto
+    accept "train: what is for several ranks, on one" 'step 1 reached' "${tiny[@]}" --steps 1 --zero 2 --ranks 1 --rank 0 --ranks-per-node 8 \
+        --init auto --master "" --rank-timeout 1m --check-replicas 5
+    accept "plan: every option" '^\| ZeRO 3 x 64' ./train_gpt plan --model d12 --vocab-size 50257 --batch 4 --seq-len 512 --total-batch 256K \
+        --recompute 2 --optimizer adamw --master-weights off --sample-every 0 --threads 1 --gemm auto --zero 3 --ranks 64 --ranks-per-node 8 \
+        --rank-timeout 1m --link-mbit 25000 --link-latency-us 20 --node-mbit 100000 --tflops 100 --efficiency 0.4
+    accept "plan: what the machine has" 'peak of this machine' ./train_gpt plan --ranks 3
     local command
-    for command in eval convert generate selfcheck; do
+    for command in eval convert generate selfcheck plan; do
         refuse "$command: a file of options that is not there" 'missing.config' ./train_gpt $command --config missing.config
     done
     printf 'tokens = 5\n' > generate.config
     printf 'seed = 5\n' > selfcheck.config
+    printf 'ranks = 5\n' > plan.config
     printf 'batch = 2\n' > eval.config
     printf 'format = bf16\n' > convert.config
     accept "generate: options from a file" '.' ./train_gpt generate --model whole --config generate.config
+    accept "plan: options from a file" '^ranks: 5' ./train_gpt plan --tflops 1 --config plan.config
     accept "selfcheck: options from a file" '.' ./train_gpt selfcheck --config selfcheck.config
     accept "eval: options from a file" 'val loss' ./train_gpt eval --model whole --val-data data_val_000000.bin --config eval.config
     accept "convert: options from a file" 'written' ./train_gpt convert --from whole --to half3.bin --config convert.config
@@ -503,7 +511,7 @@ rows_use() {
 
 unused_options() {
     local command letter name
-    for command in train tokenize generate eval convert selfcheck; do
+    for command in train tokenize generate eval convert selfcheck plan; do
         ./train_gpt $command --help | sed -n -E 's/^  (-([a-z]+),)? +--([a-z0-9-]+) .*/\2 \3/p' | while read -r letter name; do
             [ -n "$name" ] || { name=$letter letter=""; }
             grep -q -x -e "$command --$name" used || { [ -n "$letter" ] && grep -q -x -e "$command -$letter" used; } || echo \

@@ -100,9 +100,9 @@ static int machine_default_threads(const Comm* world) {
 
 bool machine_open(const Options* o, const Comm* world, Error* error) {
     if (!machine_check_simd(error)) { return false; }
-    machine_state.threads = 1;
+    machine_state.threads = machine_default_threads(world);
 #ifdef _OPENMP
-    omp_set_num_threads(o->threads > 0 ? o->threads : machine_default_threads(world));
+    omp_set_num_threads(o->threads > 0 ? o->threads : machine_state.threads);
     machine_state.threads = omp_get_max_threads();
 #endif
     snprintf(machine_state.device, sizeof(machine_state.device), "CPU, %s, %d thread(s)%s", machine_simd(), machine_state.threads,
