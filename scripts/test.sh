@@ -126,6 +126,7 @@ fuzz() { # what is read is never what was written: no reader may crash, hang or 
 export -f fuzz
 silent "fuzz: broken files for every reader" 200 bash -c 'set -e; fuzz'
 if command -v nvcc > /dev/null; then
+    silent "cuda: without MPI" 600 make -s -B train_gpt_cuda MPI=no CUDA_ARCHS=90a
     silent "cuda: sm_80, sm_90a and sm_100 without a warning" 900 make -s -B cuda CUDA_ARCHS="80 90a 100"
     if [ -e /dev/nvidiactl ]; then step "test_gpt: on the GPU" 600 ./test_gpt_cuda; fi
 else
