@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
     Launch launch;
     Error error;
     machine_limit_spinning(argv);
+    run_stop_watch();
     world = *comm_alone();
     bool good = !ranks || (launch_find(&launch, &error) && comm_open(&world, &launch, RANKS_TIMEOUT, &error));
     good = good && options_parse(&options, 2, (char**)(uintptr_t)arguments, &error);

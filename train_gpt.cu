@@ -567,11 +567,6 @@ static bool trainer_open_data(Trainer* t, Error* error) {
     const Options* o = t->options;
     uint64_t vocab = (uint64_t)t->gpt.config.vocab_size;
     if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, o->shuffle && !o->overfit, vocab, error)) { return false; }
-    t->has_val = o->val_every > 0 && o->val_data[0];
-    if (t->has_val && !option_given(o, "val-data") && access(o->val_data, R_OK) != 0) {
-        if (t->comm->rank == 0) { fprintf(stderr, "notice: no validation: --val-data is not given, and %s is not there\n", o->val_data); }
-        t->has_val = false;
-    }
     if (t->has_val && !loader_open(&t->val, o->val_data, t->T, 0, false, vocab, error)) { return false; }
     t->steps = o->steps >= 0 ? o->steps : (int64_t)(t->train.sequences / t->sequences);
     if (t->steps == 0 && o->steps < 0) {
@@ -585,6 +580,12 @@ static bool trainer_open_data(Trainer* t, Error* error) {
 // still calls trainer_free.
 bool trainer_create(Trainer* t, const Options* o, const ModelHeader* model, Error* error) {
     t->comm = t->comm ? t->comm : comm_alone();
+    t->has_val = o->val_every > 0 && o->val_data[0];
+    if (t->has_val && !option_given(o, "val-data") && access(o->val_data, R_OK) != 0) {
+        if (t->comm->rank == 0) { fprintf(stderr, "notice: no validation: --val-data is not given, and %s is not there\n", o->val_data); }
+        t->has_val = false;
+    }
+    comm_share(t->comm, &t->has_val, sizeof(t->has_val)); // as rank 0 finds it
     bool good = trainer_layout(t, o, model, t->comm->size, t->comm->rank, error) && trainer_open_data(t, error) &&
                 trainer_allocate_host(t, error) && gpt_allocate(&t->gpt, error);
     if (!comm_agree(t->comm, good, error)) { return false; }
@@ -844,11 +845,22 @@ static bool run_sample(Trainer* t, Run* r, Error* error) {
     return good;
 }
 
+// A folder that was removed under the run is made and held again; nothing that it held comes back.
+static bool run_hold_folder(Trainer* t, Run* r, Error* error) {
+    const char* output = t->options->output;
+    if (t->comm->rank > 0 || run_lock_holds(&r->lock, output)) { return true; }
+    progress_clear(&r->progress);
+    fprintf(stderr, "notice: %s is not the folder that this run began with: was it removed? It is made again, without the logs so far\n", output);
+    run_lock_release(&r->lock);
+    return folder_make(output, error) && run_lock_take(&r->lock, output, error);
+}
+
 // Collective: a checkpoint of replicas that agree.
 static bool run_save(Trainer* t, Run* r, Error* error) {
     char folder[PATH_MAX];
     double start = seconds_now();
     if (r->saved_step == t->step) { return true; }
+    if (!comm_agree(t->comm, run_hold_folder(t, r, error), error)) { return false; }
     if (t->options->check_replicas > 0 && !replicas_check(&t->zero, t->step, error)) { return false; }
     if (!state_save(t, t->options->output, error) || !checkpoint_folder(folder, t->options->output, (uint64_t)t->step, error)) { return false; }
     r->saved_step = t->step;
@@ -1114,7 +1126,8 @@ bool command_train(const Options* o, const Comm* world, Error* error) {
     t->options = o;
     t->comm = world;
     bool talks = world->rank == 0, good = ranks_check(o, world, error) && train_find_start(t, r, &start, error) &&
-                                          trainer_create(t, o, &start.model, error) && ranks_check_data(world, &t->train, error);
+                                          trainer_create(t, o, &start.model, error) && ranks_check_data(world, "the training data", &t->train, error) &&
+                                          (!t->has_val || ranks_check_data(world, "the validation data", &t->val, error));
     if (good && talks) { train_print(t); }
     good = good && train_load(t, &start, error) && comm_agree(world, !talks || train_open_output(t, r, start.folder[0] != 0, error), error);
     if (good) {
@@ -1166,6 +1179,7 @@ int main(int argc, char** argv) {
     machine_limit_spinning(argv);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write like a full disk, not a silent death
     bool parsed = options_parse(&options, argc, argv, &error) && (options.action != OPTIONS_RUN || options_check(&options, &error));
+    if (parsed && options.command == COMMAND_TRAIN) { run_stop_watch(); } // before other threads
     bool good = ranks_open(&options, parsed, &world, &error);
     if (good && options.action == OPTIONS_HELP) {
         options_help(stdout, options.command, options.command_named);

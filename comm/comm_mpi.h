@@ -7,6 +7,11 @@
 #include "launch.h"
 #include "ledger.h"
 
+#define COMM_STAGING ((size_t)8 << 20) // bytes of staging memory, more where two pieces need more
+
+// Bytes in which a rank of so many collects what it adds up.
+size_t comm_mpi_staging(int ranks) { return max_size(COMM_STAGING, 2 * (size_t)ranks * round_up(COMM_PIECE, 64)); }
+
 #if defined(USE_MPI) && (!ON_GPU || defined(CUDA_ON_CPU))
 #include "mpi_stall.h"
 #include <sched.h>
@@ -90,7 +95,7 @@ static void comm_mpi_places(void) {
 
 static void comm_mpi_allocate(void) {
     size_t size = (size_t)comm_engine.size;
-    comm_engine.staging_size = max_size(COMM_STAGING, 2 * size * round_up(COMM_PIECE, 64));
+    comm_engine.staging_size = comm_mpi_staging((int)size);
     comm_engine.staging = (char*)need(aligned_alloc(64, comm_engine.staging_size));
     comm_engine.request_limit = (int)max_size(COMM_REQUESTS, 2 * size);
     comm_engine.requests = (MPI_Request*)need(malloc((size_t)comm_engine.request_limit * sizeof(MPI_Request)));

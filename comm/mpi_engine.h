@@ -20,7 +20,6 @@
 #include <pthread.h>
 
 #define COMM_WINDOW 64                          // flights at most
-#define COMM_STAGING ((size_t)8 << 20)          // bytes of staging memory, more where two pieces need more
 #define COMM_REQUESTS 256                       // requests of flights at most, more where two pieces need more
 
 enum { COMM_TAG_GIVE = 1, COMM_TAG_GATHER, COMM_TAG_RESULT, COMM_TAG_PING };

@@ -74,7 +74,6 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Who holds what
 
-
 static int zero_group_of(const ParamTable* table, const Unit* u) { return table->tensors[u->tensor].in_layers ? 1 + u->layer : ZERO_OUTER; }
 
 static void zero_list_groups(Zero* z) {

@@ -26,6 +26,18 @@ typedef struct {
     uint16_t* words; // the file behind its header
 } HellaSwag;
 
+// CRC-32C over all that the examples say.
+uint32_t hellaswag_checksum(const HellaSwag* set) {
+    uint32_t crc = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        const HellaSwagExample* e = &set->examples[i];
+        crc = crc32c(crc, &e->label, sizeof(e->label));
+        crc = crc32c(crc, e->context, (size_t)e->context_count * sizeof(uint16_t));
+        for (int k = 0; k < HELLASWAG_ENDINGS; k++) { crc = crc32c(crc, e->ending[k], (size_t)e->ending_count[k] * sizeof(uint16_t)); }
+    }
+    return crc;
+}
+
 void hellaswag_close(HellaSwag* set) {
     free(set->examples);
     free(set->words);

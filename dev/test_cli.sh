@@ -327,6 +327,8 @@ rows_resume() {
     accept "resume: damaged checkpoints are passed over" 'step_00000020: step 20' ./train_gpt "${plain[@]}" --steps 30 --output damaged \
         --resume on
     holds "resume: from an older one to the same bits" cmp kept/step_00000030/model_00000030.bin damaged/step_00000030/model_00000030.bin
+    holds "stop: signals amid large matrix products" signals_amid_products
+    holds "output: a folder that goes while the run is on" removed_folder
     holds "output: in use by another run" busy_folder
     holds "output: a pipe that closes early does not hang" broken_pipe
 }
@@ -371,6 +373,34 @@ kill_and_go() {
     timeout -k 5 60 "${every[@]}" > killed.txt 2>&1 < /dev/null || { echo "the last run failed: $(tail -n 2 killed.txt)"; return 1; }
     [ -z "$(leftovers killed)" ] || { echo "left behind: $(leftovers killed)"; return 1; }
     same_run kept killed 30
+}
+
+# Signals that come amid large matrix products, whose library uses the stack pointer for data, disturb nothing.
+signals_amid_products() {
+    local i
+    for i in 1 2 3 4 5 6; do
+        rm -rf amid amid.txt
+        ./train_gpt "${data[@]}" --model "layers=4,heads=4,channels=128,context=32" --batch 16 --steps 100000000 --val-every 0 --sample-every 0 \
+            --output amid > amid.txt 2>&1 < /dev/null &
+        background=$!
+        await amid.txt '^step +[3-9]/' || return 1
+        sleep 0.0$i
+        kill -USR1 $background
+        wait $background || { echo "exit code $?: $(tail -n 3 amid.txt)"; background=""; return 1; }
+        background=""
+    done
+}
+
+# The folder goes while the run is on: it is made and held again, with a notice.
+removed_folder() {
+    ./train_gpt "${plain[@]}" --steps 100000000 --output gone > gone.txt 2>&1 < /dev/null &
+    background=$!
+    await gone.txt '^step ' || return 1
+    rm -rf gone
+    kill -USR1 $background
+    wait $background || { echo "exit code $?: $(tail -n 3 gone.txt)"; background=""; return 1; }
+    background=""
+    grep -q '^notice: gone is not the folder' gone.txt && ls gone/step_*/DONE gone/LOCK > /dev/null
 }
 
 busy_folder() {

@@ -697,6 +697,12 @@ static void test_folder_and_space(void) {
     }
 }
 
+// A signal to this process, taken by the thread that watches.
+static void test_signal(int number) {
+    kill(getpid(), number);
+    for (int i = 0; i < 1000 && !run_stop_wishes(""); i++) { usleep(1000); }
+}
+
 static void test_run_stop(void) {
     char path[300];
     static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
@@ -704,7 +710,7 @@ static void test_run_stop(void) {
     for (size_t i = 0; i < COUNT_OF(numbers); i++) {
         run_stop_begin();
         CHECK(run_stop_reason(run_stop_wishes(test_folder())) == NULL, "no reason yet");
-        raise(numbers[i]);
+        test_signal(numbers[i]);
         const char* reason = run_stop_reason(run_stop_wishes(""));
         CHECK(reason && strcmp(reason, names[i]) == 0, "found %s", reason ? reason : "none");
         run_stop_end();
@@ -718,8 +724,9 @@ static void test_run_stop(void) {
     if (child == 0) { // the second SIGINT ends the process at once
         if (!freopen("/dev/null", "w", stderr)) { _exit(1); }
         run_stop_begin();
-        raise(SIGINT);
-        raise(SIGINT);
+        test_signal(SIGINT);
+        kill(getpid(), SIGINT);
+        sleep(5);
         _exit(0);
     }
     int status = 0;

@@ -140,6 +140,15 @@ rows_differences() {
     printf '\1\0' | dd of=other/data_train_000000.bin bs=1 seek=5000 conv=notrunc status=none
     refuse_ranks "data: other tokens on one rank" 'the training data differ' \
         mpirun -np 1 ./train_gpt "${base[@]}" : -np 1 -wdir "$work/other" "$work/train_gpt" "${base[@]}"
+    cp data_train_000000.bin other/
+    printf '\1\0' | dd of=other/data_val_000000.bin bs=1 seek=1500 conv=notrunc status=none
+    refuse_ranks "data: other validation tokens on one rank" 'the validation data differ' \
+        mpirun -np 1 ./train_gpt "${base[@]}" : -np 1 -wdir "$work/other" "$work/train_gpt" "${base[@]}"
+    mkdir -p dev/data/tinyshakespeare && cp data_val_000000.bin dev/data/tinyshakespeare/tiny_shakespeare_val.bin
+    train_only=(--train-data data_train_000000.bin "${small[@]}" --val-batches 2 --sample-every 0 --steps 3)
+    refuse_ranks "data: the default validation data on one rank only" 'rank 1: .*tiny_shakespeare_val' \
+        mpirun -np 1 ./train_gpt "${train_only[@]}" : -np 1 -wdir "$work/other" "$work/train_gpt" "${train_only[@]}"
+    rm -r dev
     rm other/data_train_000000.bin
     refuse_ranks "data: missing on one rank" 'rank 1: no file matches|rank 1: cannot open' \
         mpirun -np 1 ./train_gpt "${base[@]}" : -np 1 -wdir "$work/other" "$work/train_gpt" "${base[@]}"

@@ -102,6 +102,12 @@ bool hellaswag_score(Gpt* g, const Comm* comm, const char* path, EvalSpace space
         if (good) { hellaswag_close(&set); }
         return false;
     }
+    char text[80];
+    snprintf(text, sizeof(text), "%zu examples with checksum %08x", set.count, hellaswag_checksum(&set));
+    if (!comm_same(comm, "the HellaSwag data", text, TRAFFIC_LOADER, error)) {
+        hellaswag_close(&set);
+        return false;
+    }
     float* losses = (float*)need(malloc(g->rows * sizeof(float)));
     for (size_t i = together ? 0 : (size_t)comm->rank; good && i < set.count; i += together ? 1 : (size_t)comm->size) {
         bool correct = false;

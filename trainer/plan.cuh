@@ -10,6 +10,7 @@
 #define PLAN_STAGES 4
 #define PLAN_CELLS ((int)TRAFFIC_PURPOSES * (int)LINK_CLASSES) // of a ledger
 #define PLAN_RANKS_MAX (1 << 16) // beyond, the tables alone would take minutes
+#define PLAN_LAYERS_MAX 2048           // the walk through a step takes time by their square
 
 #define PLAN_LINKS ((size_t)1 << 15)    // ranks x layers up to which the links of all ranks are followed one by one
 #if ON_GPU && !defined(CUDA_ON_CPU)
@@ -176,6 +177,7 @@ static bool plan_open(Plan* p, const Options* o, const Comm* world, Error* error
     p->ranks_per_node = o->ranks_per_node > 0 ? o->ranks_per_node : world->nodes > 1 ? world->local_size : 0;
     if (p->ranks > PLAN_RANKS_MAX) { return fail(error, "--ranks %d: plan goes up to %d ranks", p->ranks, PLAN_RANKS_MAX); } // alike on all
     bool good = plan_model(p, error) && plan_batch(p, error) && plan_peak(p, error);
+    if (good && p->model.layers > PLAN_LAYERS_MAX) { good = fail(error, "%d layers: plan goes up to %d", p->model.layers, PLAN_LAYERS_MAX); }
     if (!comm_agree(world, good, error) || !plan_links(p, world, error)) { return false; }
     gpt_params_table(&p->table, &p->model);
     plan_flops(p);
@@ -212,7 +214,7 @@ static size_t plan_staging(int ranks) {
 #if ON_GPU && !defined(CUDA_ON_CPU)
     return NCCL_STAGING;
 #else
-    return max_size((size_t)8 << 20, 2 * (size_t)ranks * COMM_PIECE);
+    return comm_mpi_staging(ranks);
 #endif
 }
 
@@ -316,8 +318,8 @@ bool plan_run(const Options* o, const Comm* world, FILE* out, Error* error) {
         plan_print_model(p, out);
         plan_print_ranks(p, out);
         plan_print_memory(p, out);
-        fprintf(out, "\nrank %d at ZeRO %d, as the run prints it\n", p->stages[o->zero].fullest, o->zero);
-        good = plan_layout(p, o->zero, p->stages[o->zero].fullest, out, error);
+        fprintf(out, "\nrank 0 at ZeRO %d, as the run prints it\n", o->zero);
+        good = plan_layout(p, o->zero, 0, out, error);
         plan_print_traffic(p, out);
         plan_print_time(p, out);
         plan_print_splits(p, out);

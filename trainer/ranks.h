@@ -18,12 +18,17 @@ bool ranks_open(const Options* o, bool parsed, Comm* world, Error* error) {
         bool mpi = launch.kind == LAUNCH_BY_MPI;
         found = mpi == (o->init == 1) || fail(&reason, "--init %s, but this job was started by %s; leave --init out", mpi ? "tcp" : "mpi", launch.by);
     }
-    world->rank = launch.rank > 0 ? launch.rank : 0; // who speaks, if this fails
     if (!found || !comm_open(world, &launch, parsed ? o->rank_timeout : 600.0, &reason)) {
+        world->rank = launch.rank > 0 ? launch.rank : 0; // who speaks: rank 0, or rank 1 if that is what is missing
+        if (launch.rank == 1) {
+            sleep(2);
+            world->rank = 0;
+        }
         if (parsed) { *error = reason; }
         return false;
     }
-    if (world->rank > 0 && !freopen("/dev/null", "w", stdout)) { return fail(error, "cannot open /dev/null: %s", strerror(errno)); }
+    bool silent = world->rank == 0 || freopen("/dev/null", "w", stdout);
+    if (parsed && !silent) { parsed = fail(error, "cannot open /dev/null: %s", strerror(errno)); }
     if (!comm_agree(world, parsed, error)) { return false; }
     if (world->size > 1 && o->action == OPTIONS_RUN && o->command != COMMAND_TRAIN && o->command != COMMAND_PLAN) {
         return fail(error, "%s runs as one process, %d were started; start it without %s", command_table[o->command].name, world->size, launch.by);
@@ -63,8 +68,8 @@ bool ranks_check(const Options* o, const Comm* world, Error* error) {
 
 #define RANKS_DATA_TOKENS ((uint64_t)1 << 26) // compared at most, spread over all of them
 
-// Collective: all ranks read the same tokens, as far as sizes and some tens of millions of tokens show.
-bool ranks_check_data(const Comm* world, const Loader* data, Error* error) {
+// Collective: all ranks read the same tokens, as far as sizes and some tens of millions of tokens show. what: "the training data".
+bool ranks_check_data(const Comm* world, const char* what, const Loader* data, Error* error) {
     if (world->size == 1) { return true; }
     char text[160];
     uint32_t crc = 0;
@@ -79,5 +84,5 @@ bool ranks_check_data(const Comm* world, const Loader* data, Error* error) {
     free(tokens);
     if (!comm_agree(world, good, error)) { return false; }
     snprintf(text, sizeof(text), "%" PRIu64 " tokens in %zu file(s) with checksum %08x", data->tokens, data->shard_count, crc);
-    return comm_same(world, "the training data", text, TRAFFIC_LOADER, error);
+    return comm_same(world, what, text, TRAFFIC_LOADER, error);
 }

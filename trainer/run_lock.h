@@ -82,6 +82,14 @@ bool run_lock_take(RunLock* lock, const char* folder, Error* error) {
     return true;
 }
 
+// Whether the folder still holds the file that is locked: somebody may have removed or renamed the folder under a run.
+bool run_lock_holds(const RunLock* lock, const char* folder) {
+    char path[PATH_MAX + 8];
+    struct stat held, there;
+    snprintf(path, sizeof(path), "%s/LOCK", folder);
+    return lock->fd < 0 || (fstat(lock->fd, &held) == 0 && stat(path, &there) == 0 && held.st_ino == there.st_ino && held.st_dev == there.st_dev);
+}
+
 void run_lock_release(RunLock* lock) {
     if (lock->fd >= 0) { close(lock->fd); }
     lock->fd = -1;
