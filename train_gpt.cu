@@ -1125,9 +1125,10 @@ bool command_train(const Options* o, const Comm* world, Error* error) {
     r->resident = memory_resident();
     t->options = o;
     t->comm = world;
-    bool talks = world->rank == 0, good = ranks_check(o, world, error) && train_find_start(t, r, &start, error) &&
-                                          trainer_create(t, o, &start.model, error) && ranks_check_data(world, "the training data", &t->train, error) &&
-                                          (!t->has_val || ranks_check_data(world, "the validation data", &t->val, error));
+    bool talks = world->rank == 0;
+    bool good = ranks_check(o, world, error) && train_find_start(t, r, &start, error) && trainer_create(t, o, &start.model, error) &&
+                ranks_check_data(world, "the training data", &t->train, error) &&
+                (!t->has_val || ranks_check_data(world, "the validation data", &t->val, error));
     if (good && talks) { train_print(t); }
     good = good && train_load(t, &start, error) && comm_agree(world, !talks || train_open_output(t, r, start.folder[0] != 0, error), error);
     if (good) {

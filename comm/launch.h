@@ -273,7 +273,9 @@ static bool launch_check_without_mpi(const Launch* launch, LaunchBuild build, Er
             launch->by, launch->size);
     }
     return fail(
-        error, "%s started %d processes, but not as ranks of MPI, over which the CPU program talks: use mpirun -np %d (or srun --mpi=pmix), or unset WORLD_SIZE",
+        error,
+        "%s started %d processes, but not as ranks of MPI, over which the CPU program talks: use mpirun -np %d (or srun --mpi=pmix), or unset "
+        "WORLD_SIZE",
         launch->by, launch->size, launch->size);
 }
 
