@@ -15,7 +15,7 @@ MPICC = mpicc
 
 Q = $(if $(V),,@)
 GIT_HASH := $(shell hash=$$(git rev-parse --short=12 HEAD 2>/dev/null) && { git diff --quiet HEAD || hash=$$hash+changes; }; echo $${hash:-unknown})
-SOURCES := train_gpt.cu $(wildcard kernels/*.h kernels/*.cuh optim/*.h optim/*.cuh comm/*.h comm/*.cuh dataloader/*.h trainer/*.h trainer/*.cuh)
+SOURCES := train_gpt.cu $(wildcard kernels/*.h kernels/*.cuh optim/*.h optim/*.cuh comm/*.h comm/*.cuh dataloader/*.h trainer/*.h trainer/*.cuh) build/flags
 TESTS := test_gpt.cu $(wildcard dev/*.h dev/fixtures/*)
 WARN = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
 IS_CLANG := $(shell $(CC) --version 2>/dev/null | grep -c clang)
@@ -49,7 +49,7 @@ NVDEFINES = $(if $(filter bf16,$(CUDA_PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(
 	-DBUILD_FLAGS='"nvcc sm_$(subst $() ,+,$(strip $(CUDA_ARCHS))) $(CUDA_PRECISION)"'
 NVLIBS = -lcublasLt -lnccl $(MPI_LIBS) -lpcre2-8 -ldl
 
-.PHONY: all cuda help run test bench debug lint flags clean
+.PHONY: FORCE all cuda help run test bench debug lint flags clean
 all: train_gpt
 
 help:
@@ -87,6 +87,12 @@ train_gpt_cuda test_gpt_cuda: %_cuda: $(SOURCES) $(TESTS) Makefile
 
 build:
 	$(Q)mkdir -p build
+
+# changes with what a build was told, so that other flags, or MPI installed meanwhile, build anew
+FLAGS := $(CC) $(OPT) $(ARCH) $(PRECISION) $(OPENMP) $(MPI_FLAGS) $(MPI_LIBS) $(CUDA_ARCHS) $(CUDA_PRECISION)
+build/flags: FORCE | build
+	$(Q)echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+FORCE:
 
 run:
 	$(Q)bash scripts/quickstart.sh

@@ -12,6 +12,7 @@ present() {
     case $1 in
         gcc | g++ | make | clang | git | gnuplot | shellcheck) command -v "$1" > /dev/null ;;
         libopenmpi-dev) command -v mpicc > /dev/null ;;
+        procps) command -v pgrep > /dev/null ;;
         openmpi-bin) command -v mpirun > /dev/null ;;
         libc6-dev) [ -e /usr/include/stdio.h ] ;;
         libpcre2-dev) [ -e /usr/include/pcre2.h ] || [ -e /usr/local/include/pcre2.h ] ;;

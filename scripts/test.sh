@@ -88,7 +88,7 @@ silent() {
 }
 
 echo "== packages"
-bash scripts/setup.sh gcc g++ libc6-dev make libpcre2-dev libdnnl-dev libopenmpi-dev openmpi-bin iproute2
+bash scripts/setup.sh gcc g++ libc6-dev make libpcre2-dev libdnnl-dev libopenmpi-dev openmpi-bin iproute2 procps
 silent "build: make" 900 make -s -j2 train_gpt test_gpt build/test_gpt_bf16 build/test_gpt_emulated debug
 step "test_gpt: fp32" 300 ./test_gpt
 step "test_gpt: bf16" 300 build/test_gpt_bf16
