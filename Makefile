@@ -15,7 +15,8 @@ MPICC = mpicc
 
 Q = $(if $(V),,@)
 GIT_HASH := $(shell hash=$$(git rev-parse --short=12 HEAD 2>/dev/null) && { git diff --quiet HEAD || hash=$$hash+changes; }; echo $${hash:-unknown})
-SOURCES := train_gpt.cu $(wildcard kernels/*.h kernels/*.cuh optim/*.h optim/*.cuh comm/*.h comm/*.cuh dataloader/*.h trainer/*.h trainer/*.cuh) build/flags
+SOURCES := train_gpt.cu $(wildcard kernels/*.h kernels/*.cuh optim/*.h optim/*.cuh comm/*.h comm/*.cuh dataloader/*.h trainer/*.h \
+	trainer/*.cuh) build/flags
 TESTS := test_gpt.cu $(wildcard dev/*.h dev/fixtures/*)
 WARN = -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
 IS_CLANG := $(shell $(CC) --version 2>/dev/null | grep -c clang)
