@@ -4,6 +4,8 @@
 #pragma once
 #include "../kernels/params.h"
 
+#define OWNERS_RANGE_ALIGN 32 // elements: ranges begin at multiples
+
 typedef struct {
     size_t count;
     int layer;
@@ -41,6 +43,39 @@ void owners_assign(const ParamTable* table, int ranks, int* owner, size_t* loads
 static inline bool owners_by_ranges(size_t largest, size_t total, int ranks) {
     double P = ranks, direct = fmax((P - 1.0) * (double)largest, (P - 1.0) / P * (double)total);
     return (P - 1.0) / P * (double)(total + largest) < 0.7 * direct; // more bytes and a second exchange must be worth it
+}
+
+// First element of rank r's range of a group of n elements; r = ranks gives n.
+static inline size_t owners_range(size_t n, int ranks, int r) {
+    return r == ranks ? n : n / (size_t)ranks * (size_t)r / OWNERS_RANGE_ALIGN * OWNERS_RANGE_ALIGN;
+}
+
+// Group of a tensor: 0 outside the layers, 1 + l in layer l. A group's exchange starts when its gradients are complete.
+static inline size_t owners_group(const ParamTable* table, const Unit* unit) {
+    return table->tensors[unit->tensor].in_layers ? 1 + (size_t)unit->layer : 0;
+}
+
+static inline size_t owners_layers(const ParamTable* table) {
+    size_t layers = 0;
+    for (size_t u = 0; u < table->unit_count; u++) { layers = max_size(layers, owners_group(table, &table->units[u])); }
+    return layers;
+}
+
+// Which groups go by ranges from stage 1 on, because some owner has too much of them; out: (1 + layers).
+static inline void owners_groups_by_ranges(const ParamTable* table, const int* owner, int ranks, bool* out) {
+    size_t groups = 1 + owners_layers(table), *loads = (size_t*)need(malloc((size_t)ranks * sizeof(size_t)));
+    for (size_t g = 0; g < groups; g++) {
+        size_t total = 0, largest = 0;
+        memset(loads, 0, (size_t)ranks * sizeof(size_t));
+        for (size_t u = 0; u < table->unit_count; u++) {
+            if (owners_group(table, &table->units[u]) != g) { continue; }
+            loads[owner[u]] += table->units[u].count;
+            total += table->units[u].count;
+            largest = max_size(largest, loads[owner[u]]);
+        }
+        out[g] = owners_by_ranges(largest, total, ranks);
+    }
+    free(loads);
 }
 
 // Multiplications of one Newton-Schulz iteration on a rows x cols matrix, for the balance of orthogonalising optimizers: with

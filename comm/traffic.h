@@ -8,8 +8,7 @@
 #include "owners.h"
 #include "ledger.h"
 
-#define TRAFFIC_SLOTS 2        // layers of weights that a rank holds at stage 3
-#define TRAFFIC_RANGE_ALIGN 32 // elements: ranges of the all-reduce begin at multiples
+#define TRAFFIC_SLOTS 2 // layers of weights that a rank holds at stage 3
 
 typedef struct {
     const ParamTable* table;
@@ -21,7 +20,7 @@ typedef struct {
     size_t element;        // bytes of a weight or a gradient on the wire
     size_t report;         // bytes that every rank tells every other in a step, beside the norms of units
     size_t piece;          // bytes of a message at most; 0 = no bound
-    const bool* by_ranges; // (1 + layers) from traffic_by_ranges; unused at stage 0, where every group goes by ranges
+    const bool* by_ranges; // (1 + layers) from owners_groups_by_ranges; unused at stage 0, where every group goes by ranges
 } TrafficModel;
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -36,34 +35,6 @@ static uint64_t traffic_times(uint64_t a, uint64_t b) {
 static uint64_t traffic_plus(uint64_t a, uint64_t b) {
     uint64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
-}
-
-// Group of a tensor: 0 outside the layers, 1 + l in layer l. A group's exchange starts when its gradients are complete.
-static size_t traffic_group(const ParamTable* table, const Unit* unit) {
-    return table->tensors[unit->tensor].in_layers ? 1 + (size_t)unit->layer : 0;
-}
-
-static size_t traffic_layers(const ParamTable* table) {
-    size_t layers = 0;
-    for (size_t u = 0; u < table->unit_count; u++) { layers = max_size(layers, traffic_group(table, &table->units[u])); }
-    return layers;
-}
-
-// Which groups go by ranges from stage 1 on, because some owner has too much of them; out: (1 + layers).
-void traffic_by_ranges(const ParamTable* table, const int* owner, int ranks, bool* out) {
-    size_t groups = 1 + traffic_layers(table), *loads = (size_t*)need(malloc((size_t)ranks * sizeof(size_t)));
-    for (size_t g = 0; g < groups; g++) {
-        size_t total = 0, largest = 0;
-        memset(loads, 0, (size_t)ranks * sizeof(size_t));
-        for (size_t u = 0; u < table->unit_count; u++) {
-            if (traffic_group(table, &table->units[u]) != g) { continue; }
-            loads[owner[u]] += table->units[u].count;
-            total += table->units[u].count;
-            largest = max_size(largest, loads[owner[u]]);
-        }
-        out[g] = owners_by_ranges(largest, total, ranks);
-    }
-    free(loads);
 }
 
 int traffic_node(const TrafficModel* m, int rank) { return m->ranks_per_node > 0 ? rank / m->ranks_per_node : 0; }
@@ -103,15 +74,9 @@ uint64_t traffic_gathers(const TrafficModel* m, size_t layers, size_t group) {
 
 uint64_t traffic_reductions(const TrafficModel* m) { return m->stage >= 2 ? m->micro_steps : 1; }
 
-// First element of rank r's range of a group of n elements.
-size_t traffic_range(const TrafficModel* m, size_t n, int r) {
-    size_t start = n / (size_t)m->ranks * (size_t)r;
-    return r == m->ranks ? n : start - start % TRAFFIC_RANGE_ALIGN;
-}
-
 // The elements that [from, from + count) has in common with the ranges of ranks first .. end - 1.
 static uint64_t traffic_common(const TrafficModel* m, size_t n, int first, int end, size_t from, size_t count) {
-    size_t low = max_size(from, traffic_range(m, n, first)), high = min_size(from + count, traffic_range(m, n, end));
+    size_t low = max_size(from, owners_range(n, m->ranks, first)), high = min_size(from + count, owners_range(n, m->ranks, end));
     return high > low ? high - low : 0;
 }
 
@@ -171,11 +136,11 @@ void traffic_step(const TrafficModel* m, Ledger* out) {
     memset(out, 0, sizeof(*out));
     if (m->ranks == 1) { return; }
     traffic_peers(m, peers);
-    size_t layers = traffic_layers(m->table), groups = 1 + layers;
+    size_t layers = owners_layers(m->table), groups = 1 + layers;
     size_t *elements = (size_t*)need(calloc(groups, sizeof(size_t))), *at = (size_t*)need(calloc(groups, sizeof(size_t)));
-    for (size_t u = 0; u < m->table->unit_count; u++) { elements[traffic_group(m->table, &m->table->units[u])] += m->table->units[u].count; }
+    for (size_t u = 0; u < m->table->unit_count; u++) { elements[owners_group(m->table, &m->table->units[u])] += m->table->units[u].count; }
     for (size_t u = 0; m->stage > 0 && u < m->table->unit_count; u++) {
-        size_t g = traffic_group(m->table, &m->table->units[u]);
+        size_t g = owners_group(m->table, &m->table->units[u]);
         uint64_t reductions = traffic_reductions(m), gathers = traffic_gathers(m, layers, g);
         if (m->by_ranges[g]) {
             traffic_moves(m, u, at[g], elements[g], peers, reductions, gathers, out);

@@ -18,8 +18,7 @@
 #include "owners.h"
 
 #define ZERO_ELSEWHERE SIZE_MAX
-#define ZERO_SLOTS 2        // layers on their way
-#define ZERO_RANGE_ALIGN 32 // elements: ranges of an all-reduce begin at multiples
+#define ZERO_SLOTS 2 // layers on their way
 
 enum { ZERO_OUTER }; // the group of tensors outside the blocks; layer l is group 1 + l
 
@@ -74,8 +73,6 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Who holds what
 
-static int zero_group_of(const ParamTable* table, const Unit* u) { return table->tensors[u->tensor].in_layers ? 1 + u->layer : ZERO_OUTER; }
-
 static void zero_list_groups(Zero* z) {
     z->units = (size_t*)need(malloc(max_size(1, z->table->unit_count) * sizeof(size_t)));
     z->first = (size_t*)need(calloc((size_t)z->groups + 1, sizeof(size_t)));
@@ -83,7 +80,7 @@ static void zero_list_groups(Zero* z) {
     for (int g = 0; g < z->groups; g++) {
         z->first[g] = at;
         for (size_t u = 0; u < z->table->unit_count; u++) {
-            if (zero_group_of(z->table, &z->table->units[u]) == g) { z->units[at++] = u; }
+            if (owners_group(z->table, &z->table->units[u]) == (size_t)g) { z->units[at++] = u; }
         }
     }
     z->first[z->groups] = at;
@@ -148,26 +145,22 @@ floatX* zero_unit_gradient(const Zero* z, size_t u) {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The segments of each group's exchanges; they stay the same for the whole run
 
-// By ranges the group's units, laid end to end, are cut into one equal range a rank.
-static size_t zero_range(size_t total, int ranks, int r) {
-    return r == ranks ? total : total / (size_t)ranks * (size_t)r / ZERO_RANGE_ALIGN * ZERO_RANGE_ALIGN;
-}
-
 static size_t zero_group_elements(const Zero* z, int g) {
     size_t total = 0;
     for (size_t i = z->first[g]; i < z->first[g + 1]; i++) { total += z->table->units[z->units[i]].count; }
     return total;
 }
 
-// cuts: room for as many as the group has units, and one more a rank.
+// By ranges the group's units, laid end to end, are cut into one equal range a rank. cuts: room for as many as the group has units, and one
+// more a rank.
 static size_t zero_cut_group(const Zero* z, int g, ZeroCut* cuts) {
     size_t total = zero_group_elements(z, g), at = 0, count = 0;
     int r = 0;
     for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
         size_t u = z->units[i], size = z->table->units[u].count;
         for (size_t done = 0; done < size;) {
-            while (z->by_ranges[g] && zero_range(total, z->ranks, r + 1) <= at) { r++; }
-            size_t n = z->by_ranges[g] ? min_size(size - done, zero_range(total, z->ranks, r + 1) - at) : size;
+            while (z->by_ranges[g] && owners_range(total, z->ranks, r + 1) <= at) { r++; }
+            size_t n = z->by_ranges[g] ? min_size(size - done, owners_range(total, z->ranks, r + 1) - at) : size;
             ZeroCut cut = {u, done, n, z->by_ranges[g] ? r : z->owner[u]};
             cuts[count++] = cut;
             done += n;
@@ -201,18 +194,6 @@ static void zero_add_cut(Zero* z, int g, const ZeroCut* c) {
     zero_list_add(z, ZERO_SPREAD, r, r, ranges ? weights : own_weights, weights, c->count);
 }
 
-// Whether some owner of the group would be a bottleneck; stage 0 has no owners, and always goes by ranges.
-static bool zero_goes_by_ranges(const Zero* z, int g) {
-    size_t largest = 0, *loads = (size_t*)need(calloc((size_t)z->ranks, sizeof(size_t)));
-    for (size_t i = z->first[g]; i < z->first[g + 1]; i++) {
-        size_t* load = &loads[z->owner[z->units[i]]];
-        *load += z->table->units[z->units[i]].count;
-        largest = max_size(largest, *load);
-    }
-    free(loads);
-    return z->stage == 0 || owners_by_ranges(largest, zero_group_elements(z, g), z->ranks);
-}
-
 // Once the device's memory is there: weights, grads and, at stages 2 and 3, own_grads and own_weights are set by the caller.
 void zero_connect(Zero* z, const Comm* comm) {
     size_t groups = (size_t)z->groups, room = z->table->unit_count + groups * (size_t)z->ranks;
@@ -226,8 +207,9 @@ void zero_connect(Zero* z, const Comm* comm) {
         z->lists[i].segments = (CommSegment*)need(malloc(room * sizeof(CommSegment)));
         z->lists[i].first = (size_t*)need(calloc(groups + 1, sizeof(size_t)));
     }
+    owners_groups_by_ranges(z->table, z->owner, z->ranks, z->by_ranges);
     for (int g = 0; g < z->groups; g++) {
-        z->by_ranges[g] = zero_goes_by_ranges(z, g);
+        z->by_ranges[g] = z->stage == 0 || z->by_ranges[g]; // stage 0 has no owners
         size_t count = zero_cut_group(z, g, cuts);
         for (size_t i = 0; i < count; i++) { zero_add_cut(z, g, &cuts[i]); }
         for (int i = 0; i < ZERO_LISTS; i++) { z->lists[i].first[g + 1] = z->lists[i].count; }

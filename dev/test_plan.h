@@ -34,7 +34,7 @@ static void plan_test_gpt_table(ParamTable* table, int layers, int channels, int
 static TrafficModel plan_test_traffic(const ParamTable* table, const int* owner, int ranks, int rank, int stage, uint64_t micro_steps, int per) {
     static bool ranges[512];
     TrafficModel m = {table, owner, ranks, rank, stage, micro_steps, per, sizeof(floatX), 24, 128 << 10, ranges};
-    traffic_by_ranges(table, owner, ranks, ranges);
+    owners_groups_by_ranges(table, owner, ranks, ranges);
     return m;
 }
 
@@ -76,7 +76,7 @@ static size_t plan_test_moved(const TrafficModel* m, size_t g) {
     size_t total = 0, at = 0, moved = 0;
     for (size_t pass = 0; m->by_ranges[g] && pass < 2; pass++) {
         for (size_t u = 0; u < m->table->unit_count; u++) {
-            if (traffic_group(m->table, &m->table->units[u]) != g) { continue; }
+            if (owners_group(m->table, &m->table->units[u]) != g) { continue; }
             size_t count = m->table->units[u].count;
             total += pass == 0 ? count : 0;
             for (size_t i = 0; pass == 1 && i < count; i++) { moved += plan_test_range(total, at++, m->ranks) != m->owner[u]; }
@@ -217,7 +217,7 @@ static void test_plan_slow_count(void) {
             count.ranks = P;
             count.stage = stage;
             count.per = per;
-            traffic_by_ranges(&table, owner, P, count.by_ranges);
+            owners_groups_by_ranges(&table, owner, P, count.by_ranges);
             plan_count_step(&count, layers, M);
             for (int r = 0; r < P; r++) {
                 TrafficModel m = plan_test_traffic(&table, owner, P, r, stage, (uint64_t)M, per);

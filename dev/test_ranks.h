@@ -114,7 +114,7 @@ static void ranks_compare_traffic(const RanksRun* run, const RanksCase* c, const
                       sizeof(floatX), sizeof(StepReport), COMM_PIECE,
                       NULL};
     bool ranges[8];
-    traffic_by_ranges(m.table, m.owner, m.ranks, ranges);
+    owners_groups_by_ranges(m.table, m.owner, m.ranks, ranges);
     m.by_ranges = ranges;
     traffic_step(&m, &step);
     for (int p = TRAFFIC_GRADIENT; p <= TRAFFIC_NORM; p++) {

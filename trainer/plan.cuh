@@ -44,7 +44,7 @@ typedef struct {
     ParamTable table;
     int ranks, ranks_per_node;
     int* owner;
-    bool* by_ranges;              // (1 + layers) of traffic_by_ranges
+    bool* by_ranges;              // (1 + layers) of owners_groups_by_ranges
     size_t* loads;
     int T;
     size_t sequences, own;        // of a step; of the rank that has most
@@ -187,7 +187,7 @@ static bool plan_open(Plan* p, const Options* o, const Comm* world, Error* error
     p->loads = (size_t*)need(malloc((size_t)p->ranks * sizeof(size_t)));
     owners_assign(&p->table, p->ranks, p->owner, p->loads);
     p->by_ranges = (bool*)need(malloc((1 + (size_t)p->model.layers) * sizeof(bool)));
-    traffic_by_ranges(&p->table, p->owner, p->ranks, p->by_ranges);
+    owners_groups_by_ranges(&p->table, p->owner, p->ranks, p->by_ranges);
     return true;
 }
 

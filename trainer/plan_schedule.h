@@ -39,18 +39,18 @@ static bool plan_by_ranges(const TrafficModel* m, size_t g) { return m->stage ==
 // Bytes of each group that a rank adds up or passes on, (1 + layers, ranks); after them the bytes that it owns where that is something
 // else, which move between both. To be freed by the caller.
 double* plan_owned(const TrafficModel* m) {
-    size_t groups = 1 + traffic_layers(m->table), P = (size_t)m->ranks;
+    size_t groups = 1 + owners_layers(m->table), P = (size_t)m->ranks;
     double *own = (double*)need(calloc(2 * groups * P, sizeof(double))), *moved = own + groups * P;
     size_t* elements = (size_t*)need(calloc(groups, sizeof(size_t)));
     for (size_t u = 0; u < m->table->unit_count; u++) {
-        size_t g = traffic_group(m->table, &m->table->units[u]), count = m->table->units[u].count;
+        size_t g = owners_group(m->table, &m->table->units[u]), count = m->table->units[u].count;
         elements[g] += count;
         if (m->stage > 0) { (plan_by_ranges(m, g) ? moved : own)[g * P + (size_t)m->owner[u]] += (double)(count * m->element); }
     }
     for (size_t i = 0; i < groups * P; i++) {
         size_t n = elements[i / P];
         if (!plan_by_ranges(m, i / P)) { continue; }
-        own[i] = (double)((traffic_range(m, n, (int)(i % P) + 1) - traffic_range(m, n, (int)(i % P))) * m->element);
+        own[i] = (double)((owners_range(n, m->ranks, (int)(i % P) + 1) - owners_range(n, m->ranks, (int)(i % P))) * m->element);
     }
     free(elements);
     return own;
@@ -86,7 +86,7 @@ static double plan_nodes(const TrafficModel* m, const double* own, double* node)
 
 // From plan_owned; to be freed by the caller.
 double (*plan_busiest(const TrafficModel* m, const double* own))[LINK_CLASSES] {
-    size_t groups = 1 + traffic_layers(m->table), P = (size_t)m->ranks;
+    size_t groups = 1 + owners_layers(m->table), P = (size_t)m->ranks;
     double(*busiest)[LINK_CLASSES] = (double(*)[LINK_CLASSES])need(calloc(groups, sizeof(*busiest)));
     double* node = (double*)need(malloc(P * sizeof(double)));
     for (size_t g = 0; P > 1 && g < groups; g++) {
