@@ -79,6 +79,7 @@ static cublasLtMatmulDesc_t gemm_describe(bool transa, bool transb, const floatX
 // A product's kernel is looked up once: the search takes longer on the host than many products on the device.
 typedef struct {
     size_t m, n, k;
+    size_t lda, ldb, ldd;
     uint32_t flags; // transa, transb, accumulate, bias, epilogue, alignments
     cublasLtMatmulAlgo_t algo;
 } GemmChoice;
@@ -88,9 +89,9 @@ static struct {
     size_t count;
 } gemm_choices;
 
-static cublasLtMatrixLayout_t gemm_layout(size_t rows, size_t columns) {
+static cublasLtMatrixLayout_t gemm_layout(size_t rows, size_t columns, size_t ld) {
     cublasLtMatrixLayout_t layout;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, GEMM_TYPE, rows, columns, (int64_t)rows));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, GEMM_TYPE, rows, columns, (int64_t)ld));
     return layout;
 }
 
@@ -124,22 +125,34 @@ static void gemm_search(GemmChoice* choice, cublasLtMatmulDesc_t desc, cublasLtM
     choice->algo = result.algo;
 }
 
-// Column-major: D (m,n) = op(A) op(B) (+ D when accumulate), op(A) is (m,k), op(B) is (k,n), all dense.
-static void gemm_gpu(floatX* D, const floatX* A, const floatX* B, const floatX* bias, floatX* aux, size_t m, size_t n, size_t k, bool transa,
-                     bool transb, bool accumulate, GemmEpilogue epilogue) {
-    if (m == 0 || n == 0) { return; }
-    cublasLtMatmulDesc_t desc = gemm_describe(transa, transb, bias, aux, m, epilogue);
-    cublasLtMatrixLayout_t a = transa ? gemm_layout(k, m) : gemm_layout(m, k);
-    cublasLtMatrixLayout_t b = transb ? gemm_layout(n, k) : gemm_layout(k, n);
-    cublasLtMatrixLayout_t d = gemm_layout(m, n);
-    uint32_t align_a = gemm_alignment(A), align_b = gemm_alignment(B), align_d = gemm_alignment(D);
+// A product in column-major terms: D (m,n) = alpha op(A) op(B) + beta D, op(A) is (m,k), op(B) is (k,n).
+typedef struct {
+    floatX* D;
+    const floatX *A, *B, *bias;
+    floatX* aux;
+    size_t m, n, k, lda, ldb, ldd;
+    bool transa, transb;
+    float alpha, beta;
+    GemmEpilogue epilogue;
+} GemmCall;
+
+static void gemm_gpu_call(const GemmCall* g) {
+    if (g->m == 0 || g->n == 0) { return; }
+    cublasLtMatmulDesc_t desc = gemm_describe(g->transa, g->transb, g->bias, g->aux, g->m, g->epilogue);
+    cublasLtMatrixLayout_t a = g->transa ? gemm_layout(g->k, g->m, g->lda) : gemm_layout(g->m, g->k, g->lda);
+    cublasLtMatrixLayout_t b = g->transb ? gemm_layout(g->n, g->k, g->ldb) : gemm_layout(g->k, g->n, g->ldb);
+    cublasLtMatrixLayout_t d = gemm_layout(g->m, g->n, g->ldd);
+    uint32_t align_a = gemm_alignment(g->A), align_b = gemm_alignment(g->B), align_d = gemm_alignment(g->D);
     GemmChoice wanted;
     memset(&wanted, 0, sizeof(wanted));
-    wanted.m = m;
-    wanted.n = n;
-    wanted.k = k;
-    wanted.flags = (uint32_t)transa | (uint32_t)transb << 1 | (uint32_t)accumulate << 2 | (uint32_t)(bias != NULL) << 3 | (uint32_t)epilogue << 4 |
-                   align_a << 8 | align_b << 12 | align_d << 16;
+    wanted.m = g->m;
+    wanted.n = g->n;
+    wanted.k = g->k;
+    wanted.lda = g->lda;
+    wanted.ldb = g->ldb;
+    wanted.ldd = g->ldd;
+    wanted.flags = (uint32_t)g->transa | (uint32_t)g->transb << 1 | (uint32_t)(g->beta != 0.0f) << 2 | (uint32_t)(g->bias != NULL) << 3 |
+                   (uint32_t)g->epilogue << 4 | align_a << 8 | align_b << 12 | align_d << 16;
     size_t i = 0;
     while (i < gemm_choices.count && memcmp(&gemm_choices.rows[i], &wanted, offsetof(GemmChoice, algo)) != 0) { i++; }
     if (i == gemm_choices.count) {
@@ -147,11 +160,24 @@ static void gemm_gpu(floatX* D, const floatX* A, const floatX* B, const floatX* 
         gemm_search(&wanted, desc, a, b, d, align_a, align_b, align_d);
         gemm_choices.rows[gemm_choices.count++] = wanted;
     }
-    float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, desc, &one, A, a, B, b, &beta, D, d, D, d, &gemm_choices.rows[i].algo, gemm_state.workspace,
-                                GEMM_WORKSPACE, device_stream));
+    CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, desc, &g->alpha, g->A, a, g->B, b, &g->beta, g->D, d, g->D, d, &gemm_choices.rows[i].algo,
+                                gemm_state.workspace, GEMM_WORKSPACE, device_stream));
     cublasLtMatmulDescDestroy(desc);
     cublasLtMatrixLayoutDestroy(a);
     cublasLtMatrixLayoutDestroy(b);
     cublasLtMatrixLayoutDestroy(d);
+}
+
+// Column-major: D (m,n) = op(A) op(B) (+ D when accumulate), op(A) is (m,k), op(B) is (k,n), all dense.
+static void gemm_gpu(floatX* D, const floatX* A, const floatX* B, const floatX* bias, floatX* aux, size_t m, size_t n, size_t k, bool transa,
+                     bool transb, bool accumulate, GemmEpilogue epilogue) {
+    GemmCall g = {D, A, B, bias, aux, m, n, k, transa ? k : m, transb ? n : k, m, transa, transb, 1.0f, accumulate ? 1.0f : 0.0f, epilogue};
+    gemm_gpu_call(&g);
+}
+
+// The same with factors and sub-blocks: D = alpha op(A) op(B) + beta D, ld = distance between columns as stored.
+static void gemm_gpu_general(floatX* D, size_t ldd, const floatX* A, size_t lda, const floatX* B, size_t ldb, size_t m, size_t n, size_t k,
+                             bool transa, bool transb, float alpha, float beta) {
+    GemmCall g = {D, A, B, NULL, NULL, m, n, k, lda, ldb, ldd, transa, transb, alpha, beta, GEMM_EPILOGUE_NONE};
+    gemm_gpu_call(&g);
 }

@@ -119,3 +119,64 @@ void matmul_backward_weight(floatX* dweight, const floatX* dout, const floatX* i
     gemm_floatx(true, false, (size_t)OC, (size_t)C, N, dout, inp, dweight, accumulate);
 #endif
 }
+
+// ---- products of sub-blocks, with factors ----
+
+// Row-major: C (M,N) = alpha op(A) op(B) + beta C, op(A) is (M,K), op(B) is (K,N); ld = row length as stored.
+typedef struct {
+    bool ta, tb;
+    size_t M, N, K;
+    float alpha, beta;
+    const floatX *A, *B;
+    floatX* C;
+    size_t lda, ldb, ldc;
+} Product;
+
+#if !ON_GPU || defined(CUDA_ON_CPU)
+// Products that a thread runs alone come out the same with any number of threads, if their cut does not depend on it.
+static void product_sgemm(const Product* p, const float* A, size_t lda, const float* B, size_t ldb, float* C, size_t ldc) {
+    if (gemm_state.library == GEMM_ONEDNN) {
+        gemm_onednn_call(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->M, p->N, p->K, p->alpha, A, lda, B, ldb, p->beta, C, ldc);
+    } else {
+        gemm(p->ta, p->tb, p->M, p->N, p->K, p->alpha, A, lda, B, ldb, p->beta, C, ldc);
+    }
+}
+
+#ifdef FLOATX_BF16
+static void product_widen(float* out, const floatX* in, size_t rows, size_t cols, size_t ld) {
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < cols; j++) { out[i * cols + j] = load(in + i * ld + j); }
+    }
+}
+#endif
+
+static void product_one(const Product* p) {
+#ifdef FLOATX_BF16
+    size_t a_rows = p->ta ? p->K : p->M, a_cols = p->ta ? p->M : p->K, b_rows = p->tb ? p->N : p->K, b_cols = p->tb ? p->K : p->N;
+    float* a = (float*)(void*)team_arena((a_rows * a_cols + b_rows * b_cols + p->M * p->N) * sizeof(float));
+    float *b = a + a_rows * a_cols, *c = b + b_rows * b_cols;
+    product_widen(a, p->A, a_rows, a_cols, p->lda);
+    product_widen(b, p->B, b_rows, b_cols, p->ldb);
+    if (p->beta != 0.0f) { product_widen(c, p->C, p->M, p->N, p->ldc); }
+    product_sgemm(p, a, a_cols, b, b_cols, c, p->N);
+    for (size_t i = 0; i < p->M; i++) {
+        for (size_t j = 0; j < p->N; j++) { store(p->C + i * p->ldc + j, c[i * p->N + j]); }
+    }
+#else
+    product_sgemm(p, &p->A->value, p->lda, &p->B->value, p->ldb, &p->C->value, p->ldc);
+#endif
+}
+#endif
+
+// Runs the products of a list in any order, several at once: none may read what another writes.
+void product_run(const Product* list, size_t count) {
+#if ON_GPU && !defined(CUDA_ON_CPU)
+    for (size_t i = 0; i < count; i++) {
+        const Product* p = &list[i];
+        gemm_gpu_general(p->C, p->ldc, p->B, p->ldb, p->A, p->lda, p->N, p->M, p->K, p->tb, p->ta, p->alpha, p->beta);
+    }
+#else
+    DO_PRAGMA(omp parallel for schedule(dynamic, 1) if (count > 1 && gemm_state.library != GEMM_OPENBLAS))
+    for (size_t i = 0; i < count; i++) { product_one(&list[i]); }
+#endif
+}
