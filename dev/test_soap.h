@@ -1,0 +1,484 @@
+// test_soap.h - SOAP: its QR on matrices of every kind, its bases on a fixed matrix, whole updates against the double reference.
+// Tolerances: bases are orthonormal to a few units of fp32 rounding whatever the matrix (found: 7e-7). An update is Adam's in the bases,
+// so that directions of small second moment count as much as others: there rounding of L's small eigenvalues shows (found: 2e-4).
+#pragma once
+#include "../optim/soap.cuh"
+#include "op_tensor.h"
+#include "reference_soap.h"
+
+#define SOAP_ORTHONORMAL 4e-6
+#define SOAP_TOLERANCE 2e-3
+
+// ---- QR ----
+
+typedef enum { QR_NORMAL, QR_ZERO, QR_RANK_ONE, QR_TWINS, QR_STEEP, QR_SMALL, QR_LARGE, QR_CASES } QrCase;
+static const char* const qr_case_names[QR_CASES] = {"normal", "zero", "rank one", "equal pairs", "steep spectrum", "1e-18", "1e18"};
+
+static void test_qr_fill(double* a, size_t n, QrCase which) {
+    for (size_t i = 0; i < n * n; i++) {
+        double x = reference_normal(&ops_random);
+        a[i] = which == QR_ZERO       ? 0.0
+               : which == QR_RANK_ONE ? (double)(1 + i / n) * cos((double)(i % n))
+               : which == QR_TWINS    ? (i / n % 2 ? a[i - n] : x)
+               : which == QR_STEEP    ? x * pow(10.0, -10.0 * (double)(i / n) / (double)n)
+               : which == QR_SMALL    ? 1e-18 * x
+               : which == QR_LARGE    ? 1e18 * x
+                                      : x;
+    }
+}
+
+// Greatest |q_i q_j - (i = j)|, infinite where a value is no number.
+static double test_orthonormal(const double* q, size_t n) {
+    double worst = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j <= i; j++) {
+            double dot = i == j ? -1.0 : 0.0;
+            for (size_t k = 0; k < n; k++) { dot += q[i * n + k] * q[j * n + k]; }
+            worst = dot == dot ? fmax(worst, fabs(dot)) : INFINITY;
+        }
+    }
+    return worst;
+}
+
+static void test_qr_case(size_t n, QrCase which) {
+    double* values = reference_zeros(n * n);
+    test_qr_fill(values, n, which);
+    OpsTensor a = ops_upload(values, n * n, 0, true), q = ops_floats(n * n), work = ops_floats(qr_work_bytes(n) / sizeof(float));
+    char label[64];
+    snprintf(label, sizeof(label), "QR of %zu x %zu, %s", n, n, qr_case_names[which]);
+    orthonormal_rows(q.f, a.f, n, (char*)work.f);
+    double *got = ops_download(&q, label), worst = test_orthonormal(got, n), outside = 0.0;
+    free(ops_download(&a, label));
+    free(ops_download(&work, label));
+    CHECK(worst <= SOAP_ORTHONORMAL, "%s: orthonormal within %.1e, found %.3g", label, SOAP_ORTHONORMAL, worst);
+    for (size_t i = 0; i < n; i++) { // row i of the input lies in the span of the first i + 1 vectors
+        double norm = reference_norm(a.was + i * n, n);
+        for (size_t j = i + 1; j < n && norm > 0.0; j++) {
+            double dot = 0.0;
+            for (size_t k = 0; k < n; k++) { dot += a.was[i * n + k] * got[j * n + k]; }
+            outside = fmax(outside, fabs(dot) / norm);
+        }
+    }
+    CHECK(outside <= SOAP_ORTHONORMAL, "%s: spans within %.1e, found %.3g", label, SOAP_ORTHONORMAL, outside);
+    free(values);
+    free(got);
+    ops_free(&a);
+    ops_free(&q);
+    ops_free(&work);
+}
+
+static void test_qr(void) {
+    const size_t sizes[] = {1, 2, 5, 31, 32, 33, 64, 70, 150, 300};
+    ops_random.state = 5;
+    for (size_t i = 0; i < (OPS_SMALL ? 6 : COUNT_OF(sizes)); i++) {
+        for (int which = 0; which < QR_CASES; which++) {
+            if (OPS_SMALL && sizes[i] == 31) { continue; }
+            test_qr_case(sizes[i], (QrCase)which);
+        }
+    }
+}
+
+static void test_float_product(void) {
+    const size_t shapes[][3] = {{1, 1, 1}, {5, 7, 3}, {64, 64, 16}, {65, 33, 17}, {130, 300, 40}};
+    ops_random.state = 6;
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        size_t M = shapes[i][0], N = shapes[i][1], K = shapes[i][2];
+        for (int form = 0; form < 4; form++) {
+            bool ta = form & 1, tb = form & 2;
+            double *x = reference_zeros(M * K), *y = reference_zeros(N * K), *z = reference_zeros(M * (N + 3)), *want = reference_zeros(M * N);
+            for (size_t k = 0; k < M * K; k++) { x[k] = (float)reference_normal(&ops_random); }
+            for (size_t k = 0; k < N * K; k++) { y[k] = (float)reference_normal(&ops_random); }
+            for (size_t k = 0; k < M * (N + 3); k++) { z[k] = (float)reference_normal(&ops_random); }
+            OpsTensor a = ops_upload(x, M * K, 0, true), b = ops_upload(y, N * K, 0, true), c = ops_upload(z, M * (N + 3), 0, true);
+            FloatProduct p = {ta, tb, M, N, K, -2.0f, i % 2 ? 0.5f : 0.0f, a.f, b.f, c.f, ta ? M : K, tb ? K : N, N + 3};
+            float_product(&p);
+            reference_product(want, x, ta, y, tb, M, N, K);
+            for (size_t k = 0; k < M * N; k++) { // between rows nothing changes
+                double* at = z + k / N * (N + 3) + k % N;
+                *at = -2.0 * want[k] + (i % 2 ? 0.5 * *at : 0.0);
+            }
+            ops_check("fp32 product", &c, z, 2e-6);
+            ops_free(&a);
+            ops_free(&b);
+            ops_free(&c);
+            free(x);
+            free(y);
+            free(z);
+            free(want);
+        }
+    }
+}
+
+// ---- updates ----
+
+typedef struct {
+    OptimizerConfig config;
+    OptimizerUnit unit;
+    UnitState state;
+    StepScalars* scalars;
+    char *memory, *empty;     // on the device; empty: what fresh work space holds, no numbers
+    size_t bytes, work_bytes;
+} SoapRig;
+
+static SoapRig soap_rig_new(size_t rows, size_t cols, int parts, int every) {
+    SoapRig r;
+    memset(&r, 0, sizeof(r));
+    r.config.kind = OPTIMIZER_SOAP;
+    r.config.format = STATE_INT4; // asks for nothing here
+    r.config.soap_every = every;
+    soap_declare(&r.state, &r.config, rows, cols, parts);
+    size_t n = rows * cols, place[7], at = 0;
+    r.work_bytes = soap_work_bytes(rows, cols, parts);
+    const size_t sizes[7] = {r.state.bytes, r.work_bytes, n * sizeof(floatX), n * sizeof(floatX), n * sizeof(float), sizeof(StepScalars), sizeof(float)};
+    for (int i = 0; i < 7; i++) {
+        place[i] = at;
+        at += round_up(sizes[i], OPTIMIZER_ALIGN);
+    }
+    r.bytes = at;
+    r.memory = (char*)need(device_alloc(at));
+    r.empty = (char*)need(malloc(r.work_bytes));
+    memset(r.empty, 0xff, r.work_bytes);
+    OptimizerUnit* u = &r.unit;
+    u->rows = rows;
+    u->cols = cols;
+    u->count = n;
+    u->parts = parts;
+    u->role = ROLE_MATRIX;
+    u->params = (floatX*)(void*)(r.memory + place[2]);
+    u->grads = (floatX*)(void*)(r.memory + place[3]);
+#ifdef FLOATX_BF16
+    u->master = (float*)(void*)(r.memory + place[4]);
+#endif
+    r.scalars = (StepScalars*)(void*)(r.memory + place[5]);
+    u->grad_scale = (float*)(void*)(r.memory + place[6]);
+    u->work = r.memory + place[1];
+    for (int i = 0; i < r.state.count; i++) { u->state[i] = r.memory + place[0] + r.state.arrays[i].at; }
+    u->lr_scale = 1.0f;
+    u->decay = u->owner = true;
+    return r;
+}
+
+static void soap_rig_free(SoapRig* r) {
+    device_free(r->memory, r->bytes);
+    free(r->empty);
+}
+
+// n values of fp32 or, half_width, of floatX; they become what the device holds
+static void soap_put(void* place, double* values, size_t n, bool narrow) {
+    char* host = (char*)need(malloc(n * sizeof(float)));
+    for (size_t i = 0; i < n; i++) {
+        float x = (float)values[i];
+        if (narrow) {
+            store((floatX*)(void*)host + i, x);
+            values[i] = load((floatX*)(void*)host + i);
+        } else {
+            memcpy(host + i * sizeof(float), &x, sizeof(x));
+            values[i] = x;
+        }
+    }
+    device_upload(place, host, n * (narrow ? sizeof(floatX) : sizeof(float)));
+    device_sync();
+    free(host);
+}
+
+static double* soap_get(const void* place, size_t n) {
+    float* host = (float*)need(malloc(n * sizeof(float)));
+    double* values = reference_zeros(n);
+    device_download(host, place, n * sizeof(float));
+    for (size_t i = 0; i < n; i++) { values[i] = host[i]; }
+    free(host);
+    return values;
+}
+
+static void soap_put_weights(SoapRig* r, double* w) {
+    soap_put(r->unit.params, w, r->unit.count, true);
+    if (r->unit.master) { soap_put(r->unit.master, w, r->unit.count, false); }
+}
+
+static double* soap_get_weights(const SoapRig* r) {
+    return soap_get(r->unit.master ? (const void*)r->unit.master : (const void*)r->unit.params, r->unit.count);
+}
+
+static double* soap_get_state(const SoapRig* r, int array) { return soap_get(r->unit.state[array], r->state.arrays[array].count); }
+
+#define SOAP_SCALE 0.5 // of gradients, as clipping does it
+#define SOAP_LR 0.05
+#define SOAP_DECAY 0.1
+
+// g: becomes what the optimizer sees
+static void soap_rig_step(SoapRig* r, double* g, uint32_t step) {
+    StepScalars s;
+    float scale = (float)SOAP_SCALE;
+    memset(&s, 0, sizeof(s));
+    s.lr = (float)SOAP_LR;
+    s.beta1 = 0.875f;
+    s.beta2 = 0.9375f;
+    s.eps = 1e-8f;
+    s.weight_decay = (float)SOAP_DECAY;
+    s.correction1 = s.correction2 = NAN; // Adam's, one step further
+    s.step = r->unit.step = step;
+    soap_put(r->unit.grads, g, r->unit.count, true);
+    for (size_t i = 0; i < r->unit.count; i++) { g[i] *= SOAP_SCALE; }
+    device_upload(r->scalars, &s, sizeof(s));
+    device_upload((void*)(uintptr_t)r->unit.grad_scale, &scale, sizeof(scale));
+    device_upload(r->unit.work, r->empty, r->work_bytes);
+    device_sync();
+    soap_update(&r->config, &r->unit, r->scalars);
+    device_sync();
+}
+
+// A gradient whose rows and columns differ in size: eigenvalues a few per cent to decades apart.
+static void soap_fill(double* g, size_t rows, size_t cols) {
+    for (size_t i = 0; i < rows * cols; i++) {
+        g[i] = 1e-3 * reference_normal(&ops_random) / sqrt((1.0 + 0.3 * (double)(i / cols)) * (1.0 + 0.3 * (double)(i % cols)));
+    }
+}
+
+// The bases after the first step: orthonormal, and L (R) nearly diagonal in them; the reference goes on from them.
+static void soap_adopt(double* q, const double* basis, const double* matrix, size_t n, const char* label) {
+    double *image = reference_zeros(n * n), *inner = reference_zeros(n * n), off = 0.0, worst = test_orthonormal(basis, n);
+    CHECK(worst <= SOAP_ORTHONORMAL, "%s: first basis orthonormal within %.1e, found %.3g", label, SOAP_ORTHONORMAL, worst);
+    for (size_t i = 0; i < n * n; i++) { q[i] = basis[i % n * n + i / n]; }
+    reference_product(image, matrix, false, q, false, n, n, n);
+    reference_product(inner, q, true, image, false, n, n, n);
+    double all = reference_norm(inner, n * n);
+    for (size_t i = 0; i < n; i++) { inner[i * n + i] = 0.0; }
+    off = reference_norm(inner, n * n);
+    CHECK(off <= 0.03 * all, "%s: first basis leaves %.3g of the matrix off the diagonal, allowed 0.03", label, off / all);
+    free(image);
+    free(inner);
+}
+
+static void test_soap_shape(size_t rows, size_t cols, int parts, int every, int steps) {
+    SoapRig rig = soap_rig_new(rows, cols, parts, every);
+    size_t n = rows * cols, r = rows / (size_t)parts, own = r * cols;
+    double *g = reference_zeros(n), *w = reference_zeros(n), *start = reference_zeros(n);
+    ReferenceSoap soap[3];
+    char label[64];
+    snprintf(label, sizeof(label), "SOAP %zu x %zu, %d part(s)", rows, cols, parts);
+    for (int p = 0; p < parts; p++) {
+        soap[p] = reference_soap_new(r, cols, (size_t)every);
+        soap[p].lr = (float)SOAP_LR;
+        soap[p].beta1 = 0.875;
+        soap[p].beta2 = 0.9375;
+        soap[p].eps = 1e-8f;
+        soap[p].decay = (float)SOAP_DECAY;
+    }
+    for (size_t i = 0; i < n; i++) { w[i] = 0.1 * reference_normal(&ops_random); }
+    soap_put_weights(&rig, w);
+    memcpy(start, w, n * sizeof(double));
+    for (int step = 0; step < steps; step++) {
+        soap_fill(g, rows, cols);
+        soap_rig_step(&rig, g, (uint32_t)step);
+        for (int p = 0; p < parts; p++) { reference_soap_step(&soap[p], w + (size_t)p * own, g + (size_t)p * own); }
+        if (step > 0) { continue; }
+        double *now = soap_get_weights(&rig), *left = soap_get_state(&rig, 3), *right = soap_get_state(&rig, 5);
+        CHECK(memcmp(now, start, n * sizeof(double)) == 0, "%s: the first step changed the weights", label);
+        for (int p = 0; p < parts; p++) {
+            soap_adopt(soap[p].q_left, left + (size_t)p * r * r, soap[p].left, r, label);
+            soap_adopt(soap[p].q_right, right + (size_t)p * cols * cols, soap[p].right, cols, label);
+        }
+        free(now);
+        free(left);
+        free(right);
+    }
+    double* now = soap_get_weights(&rig);
+    for (size_t i = 0; i < n; i++) {
+        now[i] -= start[i];
+        w[i] -= start[i];
+    }
+    ops_compare(label, now, w, n, SOAP_TOLERANCE);
+    free(now);
+    for (int array = 0; array < 6; array++) {
+        if (array == 3 || array == 5) { continue; } // signs of vectors are free
+        double* got = soap_get_state(&rig, array);
+        size_t count = rig.state.arrays[array].count / (size_t)parts;
+        for (int p = 0; p < parts; p++) {
+            const double* want = array == 0 ? soap[p].m : array == 1 ? soap[p].v : array == 2 ? soap[p].left : soap[p].right;
+            ops_compare(rig.state.arrays[array].name, got + (size_t)p * count, want, count, array == 1 ? SOAP_TOLERANCE : 2e-6);
+        }
+        free(got);
+    }
+    for (int p = 0; p < parts; p++) { reference_soap_free(&soap[p]); }
+    free(g);
+    free(w);
+    free(start);
+    soap_rig_free(&rig);
+}
+
+// Turning the bases begins where L and R have full rank: only there are they determined.
+static void test_soap_update(void) {
+    ops_random.state = 7;
+    test_soap_shape(5, 7, 1, 3, 10);
+    test_soap_shape(1, 9, 1, 9, 11);
+    test_soap_shape(7, 1, 1, 7, 9);
+    test_soap_shape(6, 6, 1, 1, 4);
+    if (OPS_SMALL) {
+        test_soap_shape(9, 4, 3, 4, 6);
+        return;
+    }
+    test_soap_shape(48, 20, 1, 4, 10);
+    test_soap_shape(96, 24, 3, 3, 10);
+}
+
+// A fixed matrix of eigenvalues 1 / k: what a basis leaves off the diagonal falls from turn to turn.
+static void test_soap_basis(void) {
+    const size_t n = OPS_SMALL ? 10 : 60;
+    double *q = reference_zeros(n * n), *scaled = reference_zeros(n * n), *matrix = reference_zeros(n * n), last = 0.0, first = 0.0;
+    ops_random.state = 8;
+    for (size_t i = 0; i < n * n; i++) { q[i] = reference_normal(&ops_random); }
+    reference_gram_schmidt(q, n);
+    for (size_t i = 0; i < n * n; i++) { scaled[i] = q[i] / (double)(1 + i % n); }
+    reference_product(matrix, scaled, false, q, true, n, n, n);
+    OpsTensor gram = ops_upload(matrix, n * n, 0, true), basis = ops_floats(n * n), work = ops_floats(soap_work_bytes(n, n, 1) / sizeof(float));
+    SoapMatrix s;
+    memset(&s, 0, sizeof(s));
+    s.rows = s.cols = s.side[SOAP_LEFT] = s.side[SOAP_RIGHT] = n;
+    s.gram[SOAP_LEFT] = gram.f;
+    s.basis[SOAP_LEFT] = basis.f;
+    soap_layout(&s, n, n, (char*)work.f);
+    identity_matrix(basis.f, n);
+    for (int round = 0; round < 25; round++) {
+        double *now = ops_download(&basis, "basis"), *image = scaled, *inner = q, off;
+        reference_product(image, now, false, matrix, false, n, n, n);
+        reference_product(inner, image, false, now, true, n, n, n);
+        double worst = test_orthonormal(now, n);
+        CHECK(worst <= SOAP_ORTHONORMAL, "turn %d: orthonormal within %.1e, found %.3g", round, SOAP_ORTHONORMAL, worst);
+        for (size_t i = 0; i < n; i++) { inner[i * n + i] = 0.0; }
+        off = reference_norm(inner, n * n);
+        if (round == 0) { first = off; }
+        CHECK(round == 0 || off < last, "turn %d: %.4g off the diagonal, before it %.4g", round, off, last);
+        last = off;
+        free(now);
+        soap_turn(&s, SOAP_LEFT);
+    }
+    CHECK(last < 0.02 * first, "25 turns leave %.3g of what was off the diagonal", last / first);
+    free(ops_download(&work, "work"));
+    free(q);
+    free(scaled);
+    free(matrix);
+    ops_free(&gram);
+    ops_free(&basis);
+    ops_free(&work);
+}
+
+static void test_soap_zero(void) {
+    const size_t rows = 12, cols = 5, n = rows * cols;
+    SoapRig rig = soap_rig_new(rows, cols, 2, 2);
+    double *g = reference_zeros(n), *w = reference_zeros(n);
+    ops_random.state = 9;
+    for (size_t i = 0; i < n; i++) { w[i] = reference_normal(&ops_random); }
+    soap_put_weights(&rig, w);
+    for (uint32_t step = 0; step < 5; step++) {
+        double* now;
+        memset(g, 0, n * sizeof(double));
+        soap_rig_step(&rig, g, step);
+        now = soap_get_weights(&rig);
+        for (size_t i = 0; i < n && step > 0; i++) { w[i] *= 1.0 - (double)(float)SOAP_LR * (double)(float)SOAP_DECAY; }
+        ops_compare("zero gradient: decay alone", now, w, n, 2e-6);
+        free(now);
+    }
+    for (uint32_t step = 5; step < 8; step++) {
+        soap_fill(g, rows, cols);
+        soap_rig_step(&rig, g, step);
+    }
+    double *now = soap_get_weights(&rig), moved = 0.0;
+    for (size_t i = 0; i < n; i++) { moved += fabs(now[i] - w[i]) / (double)n; }
+    CHECK(moved > 0.01 && moved < 1.0, "gradients after zeros: weights moved by %.3g on average", moved);
+    free(now);
+    free(g);
+    free(w);
+    soap_rig_free(&rig);
+}
+
+// A long side is not rotated: no state, and what is left is SOAP of one side.
+static void test_soap_long(void) {
+    UnitState s;
+    memset(&s, 0, sizeof(s));
+    soap_declare(&s, NULL, 2 * (SOAP_LARGEST + 1), 3, 2);
+    CHECK(s.count == 4 && s.arrays[2].count == 2 * 3 * 3, "2 matrices of 10001 x 3: 4 arrays, found %d", s.count);
+    if (OPS_SMALL) { return; }
+    const size_t rows = SOAP_LARGEST + 1, cols = 3, n = rows * cols;
+    SoapRig rig = soap_rig_new(rows, cols, 1, 2);
+    double *g = reference_zeros(n), *w = reference_zeros(n), norm = 0.0;
+    soap_put_weights(&rig, w);
+    ops_random.state = 10;
+    for (uint32_t step = 0; step < 4; step++) {
+        for (size_t i = 0; i < n; i++) { g[i] = reference_normal(&ops_random); }
+        soap_rig_step(&rig, g, step);
+        if (step != 1) { continue; }
+        // Adam's first update: every rotated entry is a sign, and a rotation keeps the norm
+        double* now = soap_get_weights(&rig);
+        norm = reference_norm(now, n) / SOAP_LR / sqrt((double)n);
+        CHECK(fabs(norm - 1.0) < 1e-4, "first update of RMS 1, found %.6f", norm);
+        free(now);
+    }
+    double* now = soap_get_weights(&rig);
+    norm = reference_norm(now, n);
+    CHECK(norm == norm && norm > 0.0, "weights are numbers");
+    free(now);
+    free(g);
+    free(w);
+    soap_rig_free(&rig);
+}
+
+// Runs a few steps; the state and the weights, to be freed
+static char* test_soap_bits(size_t rows, size_t cols, size_t* bytes) {
+    SoapRig rig = soap_rig_new(rows, cols, 1, 2);
+    size_t n = rows * cols;
+    double *g = reference_zeros(n), *w = reference_zeros(n);
+    ops_random.state = 11;
+    soap_put_weights(&rig, w);
+    for (uint32_t step = 0; step < 4; step++) {
+        soap_fill(g, rows, cols);
+        soap_rig_step(&rig, g, step);
+    }
+    double* now = soap_get_weights(&rig);
+    *bytes = rig.state.bytes + n * sizeof(double);
+    char* all = (char*)need(malloc(*bytes));
+    device_download(all, rig.memory, rig.state.bytes);
+    memcpy(all + rig.state.bytes, now, n * sizeof(double));
+    free(now);
+    free(g);
+    free(w);
+    soap_rig_free(&rig);
+    return all;
+}
+
+// The same bits with any number of threads, on the emulated GPU in any order of threads; on a GPU, twice.
+static void test_soap_same(void) {
+    const size_t rows = OPS_SMALL ? 9 : 140, cols = OPS_SMALL ? 4 : 150;
+    size_t bytes = 0;
+    char* first = NULL;
+    for (int i = 0; i < 3; i++) {
+#ifdef CUDA_ON_CPU
+        cuda_on_cpu_order = (CudaOrder)i;
+#elif defined(_OPENMP) && !ON_GPU
+        int before = omp_get_max_threads();
+        omp_set_num_threads(i + 1);
+#endif
+        char* now = test_soap_bits(rows, cols, &bytes);
+#ifdef CUDA_ON_CPU
+        cuda_on_cpu_order = cuda_order_from_environment();
+#elif defined(_OPENMP) && !ON_GPU
+        omp_set_num_threads(before);
+#endif
+        if (!first) {
+            first = now;
+            continue;
+        }
+        CHECK(memcmp(first, now, bytes) == 0, "run %d differs from the first in its bits", i);
+        free(now);
+    }
+    free(first);
+}
+
+static const TestRow soap_tests[] = {
+    {"soap: fp32 products of sub-blocks", test_float_product},
+    {"soap: QR is orthonormal, also of deficient matrices", test_qr},
+    {"soap: bases converge on a fixed matrix", test_soap_basis},
+    {"soap: updates against the double reference", test_soap_update},
+    {"soap: zero gradients", test_soap_zero},
+    {"soap: sides too long to rotate", test_soap_long},
+    {"soap: the same bits whatever the threads", test_soap_same},
+};
