@@ -1,10 +1,9 @@
-// test_numbers.h - rows that need no model: sums, rounding to bf16, random numbers, AdamW and learning-rate schedules, and the
+// test_numbers.h - rows that need no model: sums, rounding to bf16, random numbers, learning-rate schedules, and the
 // reference's own gradients against finite differences. They are listed in test_ops.h.
 #pragma once
 #include "../kernels/layernorm.cuh"
 #include "../kernels/philox.h"
 #include "../kernels/reduce.cuh"
-#include "../optim/adamw.cuh"
 #include "../optim/schedule.h"
 #include "op_tensor.h"
 
@@ -152,93 +151,7 @@ static void ops_bf16_rounding(void) {
     free(got);
 }
 
-// ---- AdamW and schedules ----
-
-typedef struct {
-    OpsTensor w, g, master, m, v;
-    double *want_w, *want_m, *want_v;
-} OpsAdamW;
-
-// Half of the gradients are as small as eps, so that eps inside the root, or before the correction, would show.
-static void ops_adamw_run(OpsAdamW* a, size_t n, bool decay, bool with_master) {
-    const double betas[2] = {0.9, 0.95}, lr = 1e-2, eps = 1e-8, weight_decay = 0.1, scale = 0.5;
-    const ReferenceAdamW plain = {lr, betas[0], betas[1], eps, decay ? weight_decay : 0.0};
-    double *gradients = reference_zeros(n), *scaled = reference_zeros(n);
-    OptimizerUnit unit = {a->w.x, a->g.x, with_master ? a->master.f : NULL, {a->m.f, a->v.f}, n, decay, 3, 0};
-    StepScalars* device = (StepScalars*)need(device_alloc(sizeof(StepScalars)));
-    for (size_t step = 1; step <= 5; step++) {
-        OpsTensor g;
-        for (size_t i = 0; i < n; i++) { gradients[i] = reference_normal(&ops_random) * (i % 2 ? 1.0 : 1e-8); }
-        g = ops_upload(gradients, n, 1, false);
-        for (size_t i = 0; i < n; i++) { scaled[i] = scale * g.was[i]; }
-        StepScalars s = {(float)lr, (float)scale, (float)betas[0], (float)betas[1], (float)eps, (float)weight_decay,
-                         (float)(1.0 - pow(betas[0], (double)step)), (float)(1.0 - pow(betas[1], (double)step)), (uint32_t)(step - 1), 42};
-        device_upload(device, &s, sizeof(s));
-        unit.grads = g.x;
-        adamw_update(&unit, device);
-        device_sync();
-        reference_adamw(a->want_w, a->want_m, a->want_v, scaled, n, plain, step);
-        ops_free(&g);
-    }
-    device_free(device, sizeof(StepScalars));
-    free(gradients);
-    free(scaled);
-}
-
-// `got` against `want` as movements from `start`, where an update of 1 % of the weight is not lost beside the weight
-static void ops_check_movement(const char* label, double* got, const double* want, const double* start, size_t n, double tolerance) {
-    double* moved = reference_zeros(n);
-    for (size_t i = 0; i < n; i++) {
-        got[i] -= start[i];
-        moved[i] = want[i] - start[i];
-    }
-    ops_compare(label, got, moved, n, tolerance);
-    free(moved);
-}
-
-static void ops_adamw_size(size_t n, bool decay, bool with_master) {
-    OpsAdamW a = {ops_normal(n, 1.0, 0.0, 1), ops_normal(n, 1.0, 0.0, 0), ops_floats(n), ops_floats(n), ops_floats(n),
-                  reference_zeros(n), reference_zeros(n), reference_zeros(n)};
-    ops_free(&a.master);
-    a.master = ops_upload(a.w.was, n, 1, true);
-    memcpy(a.want_w, a.w.was, n * sizeof(double));
-    ops_adamw_run(&a, n, decay, with_master);
-    char label[64];
-    snprintf(label, sizeof(label), "adamw n %zu%s%s", n, decay ? " decay" : "", with_master ? " master" : "");
-    ops_check(label, &a.m, a.want_m, 4e-6); // state is fp32 in every build
-    ops_check(label, &a.v, a.want_v, 4e-6);
-    double* w = ops_download(&a.w, label);
-    double* master = ops_download(&a.master, label);
-    bool exact = strcmp(FLOATX_NAME, "fp32") == 0;
-    double tolerance = n < 8 ? 1e-3 : 2e-5; // five updates of 1 %, each rounded at 2^-24 of the weight; a few may cancel
-    if (exact) {
-        ops_check_movement(label, w, a.want_w, a.w.was, n, tolerance);
-    } else if (with_master) {
-        size_t far = 0; // stochastic rounding lands on one of the two neighbours of the master
-        for (size_t i = 0; i < n; i++) { far += fabs(w[i] - master[i]) > fabs(master[i]) / 127.0; }
-        CHECK(far == 0, "%s: %zu weights are not next to their masters", label, far);
-        ops_check_movement(label, master, a.want_w, a.w.was, n, tolerance);
-    } else if (n > 1000) {
-        double drift = 0.0; // each update is rounded, but without bias: on average the weights arrive
-        for (size_t i = 0; i < n; i++) { drift += (w[i] - a.want_w[i]) / (double)n; }
-        CHECK(fabs(drift) < 5.0 * 0.01 / sqrt((double)n), "%s: the weights drift by %g", label, drift);
-    }
-    OpsTensor* all[] = {&a.w, &a.g, &a.master, &a.m, &a.v};
-    for (size_t i = 0; i < COUNT_OF(all); i++) { ops_free(all[i]); }
-    double* values[] = {a.want_w, a.want_m, a.want_v, w, master};
-    for (size_t i = 0; i < COUNT_OF(values); i++) { free(values[i]); }
-}
-
-static void ops_adamw(void) {
-    ops_random.state = 11;
-    const size_t sizes[] = {1, 63, 8193};
-    for (size_t k = 0; k < COUNT_OF(sizes); k++) {
-        for (int decay = 0; decay < 2; decay++) {
-            ops_adamw_size(sizes[k], decay, false);
-            if (strcmp(FLOATX_NAME, "bf16") == 0) { ops_adamw_size(sizes[k], decay, true); }
-        }
-    }
-}
+// ---- schedules ----
 
 static void ops_schedules(void) {
     const char* names[] = {"cosine", "linear", "constant", "wsd"};

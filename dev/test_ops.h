@@ -435,7 +435,6 @@ static void ops_embedding_each(void) { emulation_each(ops_embedding); }
 static void ops_classifier_each(void) { emulation_each(ops_classifier); }
 static void ops_classifier_non_finite_each(void) { emulation_each(ops_classifier_non_finite); }
 static void ops_square_sum_each(void) { emulation_each(ops_square_sum); }
-static void ops_adamw_each(void) { emulation_each(ops_adamw); }
 
 static const TestRow ops_tests[] = {
     {"reference: gradients equal finite differences", ops_reference_differences},
@@ -452,7 +451,6 @@ static const TestRow ops_tests[] = {
     {"ops: classifier shows NaN and infinity", ops_classifier_non_finite_each},
     {"ops: square sum", ops_square_sum_each},
     {"ops: same bits for any number of threads", ops_same_bits},
-    {"ops: AdamW against the reference", ops_adamw_each},
     {"ops: learning-rate schedules", ops_schedules},
     {"ops: philox known answers", ops_philox},
     {"ops: rounding to bf16, nearest and stochastic", ops_bf16_rounding},

@@ -2,9 +2,9 @@
 // gradients only their means by row and by column:
 //     R = lerp(R, mean over columns of g^2 + eps1, 1-b2), C = lerp(C, mean over rows of g^2 + eps1, 1-b2), b2 = 1 - t^-0.8
 //     V = R C / mean(R),  U = g / sqrt(V),  U /= max(1, RMS(U) / d),  w -= rho max(eps2, RMS(w)) U
-// eps1 = 1e-30, eps2 = 1e-3, d = 1 (the run's --update-clip where given), rho = the learning rate. Means stand where the paper has sums: V is
-// the same. A unit is factored: of an embedding a block of rows. Vectors, and matrices of one row or column, keep V in full. The paper
-// has no decay; ours is decoupled: w -= rho decay w, cautious where asked. The ratio is Adafactor's own: the run's trust ratio does not apply.
+// eps1 = 1e-30, eps2 = 1e-3, d = 1 (the run's --update-clip where given), rho = the learning rate. Means stand where the paper has sums:
+// V is the same. A unit is factored: of an embedding a block of rows. Vectors, and matrices of one row or column, keep V in full. The
+// paper has no decay; ours is decoupled: w -= rho decay w, cautious where asked. The run's trust ratio does not apply: it has its own.
 #pragma once
 #include "../kernels/reduce.cuh"
 #include "apply.cuh"
@@ -58,7 +58,8 @@ DEVICE void adafactor_squares_tile(Team t, size_t task, float* row_sums, float* 
 }
 
 // state (n): rows or columns; sums (tiles, n); part: 1 / number of values of a mean; scratch: ADAFACTOR_COLS floats
-DEVICE void adafactor_means(Team t, size_t chunk, float* state, const float* sums, size_t n, size_t tiles, float part, const StepScalars* s) {
+DEVICE void adafactor_means(Team t, size_t chunk, float* state, const float* sums, size_t n, size_t tiles, float part,
+                            const StepScalars* s) {
     size_t first = chunk * ADAFACTOR_COLS;
     int width = (int)min_size(ADAFACTOR_COLS, n - first);
     float *sum = (float*)(void*)t.scratch, *x = state + first, b2 = s->decay_rate;
@@ -71,7 +72,8 @@ DEVICE void adafactor_means(Team t, size_t chunk, float* state, const float* sum
 }
 
 // U before it is clipped. Roots are taken of R and C apart: with no gradient their product would be below the least fp32.
-DEVICE void adafactor_direction_row(Team t, size_t row, float* direction, OptimizerUnit u, const float* r, const float* c, const float* figures) {
+DEVICE void adafactor_direction_row(Team t, size_t row, float* direction, OptimizerUnit u, const float* r, const float* c,
+                                    const float* figures) {
     const floatX* g = u.grads + row * u.cols;
     float *d = direction + row * u.cols, mean = figures[ADAFACTOR_MEAN] / (float)u.rows, scale = *u.grad_scale * sqrtf(mean / r[row]);
     int cols = (int)u.cols;
@@ -106,8 +108,9 @@ void adafactor_update(const OptimizerConfig* config, const OptimizerUnit* u, con
         float *r = (float*)(void*)u->state[0], *c = (float*)(void*)u->state[1];
         float *row_sums = (float*)(void*)w.rest, *col_sums = row_sums + adafactor_row_sums(rows, cols);
         LAUNCH_SCRATCH(down * across, WARP_TEAM, scratch, adafactor_squares_tile, row_sums, col_sums, *u);
-        LAUNCH_SCRATCH(ceil_div(rows, ADAFACTOR_COLS), BLOCK_TEAM, scratch, adafactor_means, r, row_sums, rows, across, 1.0f / (float)cols, scalars);
-        LAUNCH_SCRATCH(across, BLOCK_TEAM, scratch, adafactor_means, c, col_sums, cols, down, 1.0f / (float)rows, scalars);
+        float of_row = 1.0f / (float)cols, of_column = 1.0f / (float)rows;
+        LAUNCH_SCRATCH(ceil_div(rows, ADAFACTOR_COLS), BLOCK_TEAM, scratch, adafactor_means, r, row_sums, rows, across, of_row, scalars);
+        LAUNCH_SCRATCH(across, BLOCK_TEAM, scratch, adafactor_means, c, col_sums, cols, down, of_column, scalars);
         sum_floats(w.figures + ADAFACTOR_MEAN, r, (int)rows);
         LAUNCH(rows, BLOCK_TEAM, adafactor_direction_row, w.direction, *u, r, c, w.figures);
     } else {

@@ -121,7 +121,9 @@ typedef struct {
 DEVICE void apply_ratio(Team t, size_t task, float* figures, ApplyRule rule, float scale, size_t count) {
     (void)task;
     float weights = sqrtf(figures[APPLY_WEIGHT_SQUARES]), updates = sqrtf(figures[APPLY_UPDATE_SQUARES]) * scale, ratio = 1.0f;
-    if (rule.high > 0.0f && weights > 0.0f && updates > 0.0f) { ratio = fminf(rule.high, fmaxf(rule.low, weights / (rule.base * updates))); }
+    if (rule.high > 0.0f && weights > 0.0f && updates > 0.0f) {
+        ratio = fminf(rule.high, fmaxf(rule.low, weights / (rule.base * updates)));
+    }
     float rms = ratio * updates / sqrtf((float)count);
     if (rule.clip > 0.0f && rms > rule.clip) { ratio *= rule.clip / rms; }
     if (t.rank == 0) { figures[APPLY_RATIO] = ratio * scale; }
@@ -141,7 +143,8 @@ DEVICE void apply_chunk(Team t, size_t chunk, OptimizerUnit u, const float* dire
 }
 
 // Changes the weights by the direction times *ratio (on the device), or times scale where ratio is NULL.
-void apply_direction(const OptimizerUnit* u, const float* direction, const float* ratio, float scale, bool cautious, const StepScalars* scalars) {
+void apply_direction(const OptimizerUnit* u, const float* direction, const float* ratio, float scale, bool cautious,
+                     const StepScalars* scalars) {
     LAUNCH_SCRATCH(apply_chunks(u->count), BLOCK_TEAM, WEIGHTS_SCRATCH, apply_chunk, *u, direction, ratio, scale, cautious, scalars);
 }
 

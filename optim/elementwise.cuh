@@ -53,7 +53,8 @@ static inline StateFormat elementwise_format(const OptimizerConfig* c, Role role
 
 static inline void elementwise_declare(UnitState* state, const OptimizerConfig* c, OptimizerKind kind, Role role, size_t count) {
     const ElementwiseInfo* info = elementwise_info(kind);
-    for (int i = 0; i < info->slots; i++) { codec_declare(state, elementwise_format(c, role, count), info->names[i], info->scales[i], count); }
+    StateFormat format = elementwise_format(c, role, count);
+    for (int i = 0; i < info->slots; i++) { codec_declare(state, format, info->names[i], info->scales[i], count); }
 }
 
 // Scratch of an update: none where one pass does.
