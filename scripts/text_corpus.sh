@@ -4,7 +4,8 @@
 #   dict-gcide    Webster's dictionary of 1913 with its quotations     29 MB of text    GPL-2 or later
 #   anarchism     "An Anarchist FAQ", modern prose                     11 MB            GPL-2
 #   dict-foldoc   the Free On-line Dictionary of Computing              5 MB            GFDL
-# Validation text is every so many-th document, evenly over all three, so it has the same mix as training (which is shuffled anyway).
+# The documents of the three are merged evenly, and validation text is every so many-th of them, so any part of it has the same mix as
+# training (whose sequences are shuffled anyway).
 # usage: scripts/text_corpus.sh OUT [VOCABULARY]     writes OUT_train_*.bin, OUT_val_*.bin (about 200,000 tokens), OUT_tokenizer.bin
 #                                                    (vocabulary: 2048). KEEP=1 keeps the text as OUT.txt
 set -euo pipefail
@@ -69,13 +70,32 @@ documents() {
     awk -v end="$separator" '/^$/ { if (bytes >= 4000) { print end; bytes = 0 } next } { bytes += length($0) + 1; print } END { print end }'
 }
 
+# Files of documents into one: next comes a document of the file of which the smallest share has been taken.
+merge() { # files
+    awk -v end="$separator\n" 'BEGIN { RS = end; files = ARGC - 1 }
+        FNR == 1 { file++ }
+        NF { text[file, ++count[file]] = $0 }
+        END {
+            for (;;) {
+                next_file = 0
+                for (i = 1; i <= files; i++) {
+                    share = (taken[i] + 0.5) / count[i]
+                    if (taken[i] < count[i] && (!next_file || share < least)) { next_file = i; least = share }
+                }
+                if (!next_file) { exit }
+                printf "%s%s", text[next_file, ++taken[next_file]], end
+            }
+        }' "$@"
+}
+
 separator="=====8<====="
 echo "notice: fetching dict-gcide, anarchism, dict-foldoc (24 MB)" >&2
 for package in dict-gcide anarchism dict-foldoc; do fetch $package; done
 echo "notice: stripping markup" >&2
-from_dict "$work/usr/share/dictd/gcide.dict.dz" | documents > "$work/text.txt"
-from_html "$work"/usr/share/doc/anarchism/html/*.html | documents >> "$work/text.txt"
-from_dict "$work/usr/share/dictd/foldoc.dict.dz" | documents >> "$work/text.txt"
+from_dict "$work/usr/share/dictd/gcide.dict.dz" | documents > "$work/gcide"
+from_html "$work"/usr/share/doc/anarchism/html/*.html | documents > "$work/anarchism.txt"
+from_dict "$work/usr/share/dictd/foldoc.dict.dz" | documents > "$work/foldoc"
+merge "$work/gcide" "$work/anarchism.txt" "$work/foldoc" > "$work/text.txt"
 bytes=$(wc -c < "$work/text.txt")
 [ "$bytes" -ge 40000000 ] || fail "only $bytes bytes of text came out, expected 40 MB: the packages are not what they were"
 [ -z "${KEEP:-}" ] || cp "$work/text.txt" "$out.txt"
