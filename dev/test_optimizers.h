@@ -359,31 +359,36 @@ static void optimizers_zero_weights_once(void) {
 }
 
 // Without a gradient a step is decay alone, and without decay nothing at all.
+static void optimizer_zero_gradient(const OptimizerCase* c, OptimizerShape shape, bool decay) {
+    OptimizerTrial trial = {shape, strcmp(FLOATX_NAME, "bf16") == 0 ? WEIGHTS_MASTER : WEIGHTS_PLAIN, decay, 1.0, 0.0, 1};
+    OptimizerRun r;
+    ops_random.state = 13;
+    optimizer_run_open(&r, c, &trial);
+    optimizer_run_step(&r, c, &trial, 1);
+    double *w = optimizer_run_weights(&r), least = 1.0, most = 0.0;
+    for (size_t i = 0; i < r.unit.count; i++) {
+        least = fmin(least, w[i] / r.w.was[i]);
+        most = fmax(most, w[i] / r.w.was[i]);
+    }
+    // Adam and Adagrad make of coupled decay a step of lr, LAMB one of lr phi(|w|); Nesterov's look-ahead counts it 1.9 times
+    bool plain = c->kind != OPTIMIZER_ADAM && c->kind != OPTIMIZER_ADAGRAD && c->kind != OPTIMIZER_LAMB;
+    double want = !decay || c->vector ? 1.0 : 1.0 - c->lr * 0.1 * (c->nesterov ? 1.9 : 1.0);
+    if (plain || !decay) {
+        CHECK(fabs(least - want) < 2e-7 && fabs(most - want) < 2e-7, "%s: weights are scaled by %.9g to %.9g, expected %.9g", r.label,
+              least, most, want);
+        CHECK(decay || (least == 1.0 && most == 1.0), "%s: weights moved by %g", r.label, most - least);
+    }
+    optimizer_check_movement(r.label, w, r.want.w, r.w.was, r.unit.count, 1e-4); // of a thousandth of the weight
+    free(w);
+    optimizer_run_close(&r);
+}
+
 static void optimizers_zero_gradient_once(void) {
+    const OptimizerShape matrix = {48, 43}, vector = {1, 2100};
     for (size_t k = 0; k < COUNT_OF(optimizer_cases); k++) {
-        const OptimizerCase* c = &optimizer_cases[k];
         for (int decay = 0; decay < 2; decay++) {
-            OptimizerTrial trial = {{48, 43}, strcmp(FLOATX_NAME, "bf16") == 0 ? WEIGHTS_MASTER : WEIGHTS_PLAIN, decay == 1, 1.0, 0.0, 1};
-            OptimizerRun r;
-            ops_random.state = 13;
-            optimizer_run_open(&r, c, &trial);
-            optimizer_run_step(&r, c, &trial, 1);
-            double *w = optimizer_run_weights(&r), least = 1.0, most = 0.0;
-            for (size_t i = 0; i < r.unit.count; i++) {
-                least = fmin(least, w[i] / r.w.was[i]);
-                most = fmax(most, w[i] / r.w.was[i]);
-            }
-            // Adam and Adagrad make of coupled decay a step of lr, LAMB one of lr phi(|w|); Nesterov's look-ahead counts it 1.9 times
-            bool plain = c->kind != OPTIMIZER_ADAM && c->kind != OPTIMIZER_ADAGRAD && c->kind != OPTIMIZER_LAMB;
-            double want = !decay || c->vector ? 1.0 : 1.0 - c->lr * 0.1 * (c->nesterov ? 1.9 : 1.0);
-            if (plain || !decay) {
-                CHECK(fabs(least - want) < 2e-7 && fabs(most - want) < 2e-7, "%s: weights are scaled by %.9g to %.9g, expected %.9g",
-                      r.label, least, most, want);
-                CHECK(decay || (least == 1.0 && most == 1.0), "%s: weights moved by %g", r.label, most - least);
-            }
-            optimizer_check_movement(r.label, w, r.want.w, r.w.was, r.unit.count, 1e-4); // of a thousandth of the weight
-            free(w);
-            optimizer_run_close(&r);
+            optimizer_zero_gradient(&optimizer_cases[k], matrix, decay == 1);
+            optimizer_zero_gradient(&optimizer_cases[k], vector, decay == 1);
         }
     }
 }
