@@ -125,10 +125,11 @@ static void gemm_search(GemmChoice* choice, cublasLtMatmulDesc_t desc, cublasLtM
     choice->algo = result.algo;
 }
 
-// A product in column-major terms: D (m,n) = alpha op(A) op(B) + beta D, op(A) is (m,k), op(B) is (k,n).
+// A product in column-major terms: D (m,n) = alpha op(A) op(B) + beta C, op(A) is (m,k), op(B) is (k,n); ld = distance between columns as
+// stored. C is laid out like D, may be D, and is NULL with beta 0.
 typedef struct {
     floatX* D;
-    const floatX *A, *B, *bias;
+    const floatX *A, *B, *C, *bias;
     floatX* aux;
     size_t m, n, k, lda, ldb, ldd;
     bool transa, transb;
@@ -143,6 +144,8 @@ static void gemm_gpu_call(const GemmCall* g) {
     cublasLtMatrixLayout_t b = g->transb ? gemm_layout(g->n, g->k, g->ldb) : gemm_layout(g->k, g->n, g->ldb);
     cublasLtMatrixLayout_t d = gemm_layout(g->m, g->n, g->ldd);
     uint32_t align_a = gemm_alignment(g->A), align_b = gemm_alignment(g->B), align_d = gemm_alignment(g->D);
+    const floatX* C = g->C ? g->C : g->D;
+    if (gemm_alignment(C) < align_d) { align_d = gemm_alignment(C); }
     GemmChoice wanted;
     memset(&wanted, 0, sizeof(wanted));
     wanted.m = g->m;
@@ -160,7 +163,7 @@ static void gemm_gpu_call(const GemmCall* g) {
         gemm_search(&wanted, desc, a, b, d, align_a, align_b, align_d);
         gemm_choices.rows[gemm_choices.count++] = wanted;
     }
-    CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, desc, &g->alpha, g->A, a, g->B, b, &g->beta, g->D, d, g->D, d, &gemm_choices.rows[i].algo,
+    CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, desc, &g->alpha, g->A, a, g->B, b, &g->beta, C, d, g->D, d, &gemm_choices.rows[i].algo,
                                 gemm_state.workspace, GEMM_WORKSPACE, device_stream));
     cublasLtMatmulDescDestroy(desc);
     cublasLtMatrixLayoutDestroy(a);
@@ -171,13 +174,6 @@ static void gemm_gpu_call(const GemmCall* g) {
 // Column-major: D (m,n) = op(A) op(B) (+ D when accumulate), op(A) is (m,k), op(B) is (k,n), all dense.
 static void gemm_gpu(floatX* D, const floatX* A, const floatX* B, const floatX* bias, floatX* aux, size_t m, size_t n, size_t k, bool transa,
                      bool transb, bool accumulate, GemmEpilogue epilogue) {
-    GemmCall g = {D, A, B, bias, aux, m, n, k, transa ? k : m, transb ? n : k, m, transa, transb, 1.0f, accumulate ? 1.0f : 0.0f, epilogue};
-    gemm_gpu_call(&g);
-}
-
-// The same with factors and sub-blocks: D = alpha op(A) op(B) + beta D, ld = distance between columns as stored.
-static void gemm_gpu_general(floatX* D, size_t ldd, const floatX* A, size_t lda, const floatX* B, size_t ldb, size_t m, size_t n, size_t k,
-                             bool transa, bool transb, float alpha, float beta) {
-    GemmCall g = {D, A, B, NULL, NULL, m, n, k, lda, ldb, ldd, transa, transb, alpha, beta, GEMM_EPILOGUE_NONE};
+    GemmCall g = {D, A, B, D, bias, aux, m, n, k, transa ? k : m, transb ? n : k, m, transa, transb, 1.0f, accumulate ? 1.0f : 0.0f, epilogue};
     gemm_gpu_call(&g);
 }

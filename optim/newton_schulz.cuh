@@ -1,9 +1,9 @@
 // newton_schulz.cuh - the nearest (semi-)orthogonal matrix: X = U V^T of M = U S V^T, by five steps of an odd polynomial that pulls every
 // singular value towards 1 (Newton-Schulz; Jordan et al. 2024, Muon):
-//     X = M / ||M||_F;   five times: A = X X^T, X = (a I + b A + c A^2) X
+//     X = M / ||M||_F;   five times: G = X^T X, X = X (a I + b G + c G^2)
 // Coefficients: Muon's, the same at each step (singular values end within about 0.7..1.2), or Polar Express's (Amsel et al. 2025,
 // arXiv 2505.16932), each step the best for the interval that the last one left.
-// Products run in floatX on the shorter side: a wide matrix is taken as X X^T from the left, a tall one as X^T X from the right.
+// Products run in floatX, with G on the shorter side: a wide matrix is transposed first.
 #pragma once
 #include "../kernels/matmul.cuh"
 #include "optimizer.h"
@@ -13,13 +13,13 @@
 
 typedef struct {
     float a[NEWTON_SCHULZ_STEPS], b[NEWTON_SCHULZ_STEPS], c[NEWTON_SCHULZ_STEPS];
-    float margin; // the input's norm is 1 / margin: rounding must not push a singular value beyond 1
+    float margin; // 0: X starts with Frobenius norm 1; else with singular values up to 1 / margin (newton_schulz_factor)
 } NewtonSchulz;
 
 static const NewtonSchulz newton_schulz_muon = {{3.4445f, 3.4445f, 3.4445f, 3.4445f, 3.4445f},
                                                 {-4.7750f, -4.7750f, -4.7750f, -4.7750f, -4.7750f},
                                                 {2.0315f, 2.0315f, 2.0315f, 2.0315f, 2.0315f},
-                                                1.0f};
+                                                0.0f};
 
 static const NewtonSchulz newton_schulz_polar = {
     {8.156554524902461f, 4.042929935166739f, 3.8916678022926607f, 3.285753657755655f, 2.3465413258596377f},
@@ -29,21 +29,43 @@ static const NewtonSchulz newton_schulz_polar = {
 
 static size_t newton_schulz_calls; // matrices since the start of the program
 
+// partial: sums of chunks. figures: the greatest value; the norm over it; the bound on X's singular values. squares: (s, s) of each
+// array; s: the shorter side. x, y: (longer, s)
+#define NEWTON_SCHULZ_SQUARES 5
 typedef struct {
-    float *partial, *figures;          // partial (chunks); figures: greatest value, norm over it
-    floatX *x, *y, *gram, *polynomial; // (rows, cols) twice, (s, s) twice with s the shorter side
+    float *figures, *partial;
+    floatX *x, *y, *squares[NEWTON_SCHULZ_SQUARES];
 } NewtonSchulzWork;
 
+// On the Gram matrix alone rounding errors grow with each step: fp32 has digits enough (errors below 0.5 %), shorter formats have not.
+static inline bool newton_schulz_by_gram(size_t rows, size_t cols) {
+#ifdef FLOATX_BF16
+    (void)rows, (void)cols;
+    return false;
+#else
+#if ON_GPU && !defined(CUDA_ON_CPU)
+    if (gemm_state.compute != CUBLAS_COMPUTE_32F) { return false; } // TF32 rounds what it reads
+#endif
+    return rows != cols;
+#endif
+}
+
+// The next array of a work space, NULL without one.
+static inline void* newton_schulz_take(char* work, size_t* at, size_t bytes) {
+    void* place = work ? work + *at : NULL;
+    *at += round_up(bytes, OPTIMIZER_ALIGN);
+    return place;
+}
+
 static inline size_t newton_schulz_layout(NewtonSchulzWork* w, size_t rows, size_t cols, char* work) {
-    size_t at = 0, n = rows * cols, s = min_size(rows, cols), chunks = ceil_div(n, NEWTON_SCHULZ_CHUNK);
-    w->figures = (float*)(void*)work;
-    at += OPTIMIZER_ALIGN;
-    w->partial = (float*)(void*)(work + at);
-    at += round_up(chunks * sizeof(float), OPTIMIZER_ALIGN);
-    floatX** places[] = {&w->x, &w->y, &w->gram, &w->polynomial};
-    for (size_t i = 0; i < COUNT_OF(places); i++) {
-        *places[i] = (floatX*)(void*)(work + at);
-        at += round_up((i < 2 ? n : s * s) * sizeof(floatX), OPTIMIZER_ALIGN);
+    size_t at = 0, n = rows * cols, s = min_size(rows, cols), partial = max_size(ceil_div(n, NEWTON_SCHULZ_CHUNK), s);
+    bool by_gram = newton_schulz_by_gram(rows, cols);
+    w->figures = (float*)newton_schulz_take(work, &at, OPTIMIZER_ALIGN);
+    w->partial = (float*)newton_schulz_take(work, &at, partial * sizeof(float));
+    w->x = (floatX*)newton_schulz_take(work, &at, n * sizeof(floatX));
+    w->y = (floatX*)newton_schulz_take(work, &at, by_gram ? 0 : n * sizeof(floatX));
+    for (int i = 0; i < (by_gram ? NEWTON_SCHULZ_SQUARES : 2); i++) {
+        w->squares[i] = (floatX*)newton_schulz_take(work, &at, s * s * sizeof(floatX));
     }
     return at;
 }
@@ -57,14 +79,17 @@ DEVICE void newton_schulz_greatest(Team t, size_t chunk, float* partial, const f
     const float* p = x + chunk * NEWTON_SCHULZ_CHUNK;
     int count = (int)min_size(NEWTON_SCHULZ_CHUNK, n - chunk * NEWTON_SCHULZ_CHUNK);
     float most = 0.0f;
-    TEAM_MAX_FOR(i, count, most) { most = fmaxf(most, fabsf(p[i])); }
+    TEAM_MAX_FOR(i, count, most) { // fmaxf would be a call for each value
+        float r = fabsf(p[i]);
+        most = r > most ? r : most;
+    }
     most = team_max(t, most);
     if (t.rank == 0) { partial[chunk] = most; }
 }
 
 DEVICE void newton_schulz_greatest_of(Team t, size_t task, float* figures, const float* partial, int chunks) {
     float most = 0.0f;
-    TEAM_MAX_FOR(i, chunks, most) { most = fmaxf(most, partial[i]); }
+    TEAM_MAX_FOR(i, chunks, most) { most = partial[i] > most ? partial[i] : most; }
     most = team_max(t, most);
     if (t.rank == 0) { figures[task] = most; }
 }
@@ -89,11 +114,12 @@ DEVICE void newton_schulz_norm(Team t, size_t task, float* figures, const float*
     if (t.rank == 0) { figures[1 + task] = sqrtf(sum); }
 }
 
-DEVICE void newton_schulz_begin(Team t, size_t chunk, floatX* out, const float* in, const float* figures, float margin, size_t n) {
+// in over its norm
+DEVICE void newton_schulz_begin(Team t, size_t chunk, floatX* out, const float* in, const float* figures, size_t n) {
     size_t first = chunk * NEWTON_SCHULZ_CHUNK;
     int count = (int)min_size(NEWTON_SCHULZ_CHUNK, n - first);
-    float most = figures[0], divisor = figures[1] * margin;
-    TEAM_FOR(i, count) { store(out + first + (size_t)i, most > 0.0f ? in[first + (size_t)i] / most / divisor : in[first + (size_t)i]); }
+    float most = figures[0] > 0.0f ? figures[0] : 1.0f, norm = figures[0] > 0.0f ? figures[1] : 1.0f;
+    TEAM_FOR(i, count) { store(out + first + (size_t)i, in[first + (size_t)i] / most / norm); }
 }
 
 DEVICE void newton_schulz_end(Team t, size_t chunk, float* out, const floatX* in, size_t n) {
@@ -102,43 +128,166 @@ DEVICE void newton_schulz_end(Team t, size_t chunk, float* out, const floatX* in
     TEAM_FOR(i, count) { out[first + (size_t)i] = load(in + first + (size_t)i); }
 }
 
-// p (s, s) += b g; a on the diagonal
-DEVICE void newton_schulz_polynomial(Team t, size_t row, floatX* p, const floatX* g, float a, float b, int s) {
-    size_t at = row * (size_t)s;
-    TEAM_FOR(i, s) { store(p + at + i, load(p + at + i) + b * load(g + at + i) + ((size_t)i == row ? a : 0.0f)); }
+#define NEWTON_SCHULZ_TILE 32
+#define NEWTON_SCHULZ_TILE_BYTES (NEWTON_SCHULZ_TILE * (NEWTON_SCHULZ_TILE + 1) * sizeof(float))
+
+// The same for a matrix (rows, cols) that is wider than tall, which is transposed on the way; task = tile row * tiles of a row + tile column
+DEVICE void newton_schulz_begin_wide(Team t, size_t task, floatX* out, const float* in, const float* figures, size_t rows, size_t cols) {
+    size_t tiles = (cols + NEWTON_SCHULZ_TILE - 1) / NEWTON_SCHULZ_TILE, row = task / tiles * NEWTON_SCHULZ_TILE;
+    size_t col = task % tiles * NEWTON_SCHULZ_TILE;
+    int height = (int)min_size(NEWTON_SCHULZ_TILE, rows - row), width = (int)min_size(NEWTON_SCHULZ_TILE, cols - col);
+    float *tile = (float*)(void*)t.scratch, most = figures[0] > 0.0f ? figures[0] : 1.0f, norm = figures[0] > 0.0f ? figures[1] : 1.0f;
+    for (int r = 0; r < height; r++) {
+        const float* p = in + (row + (size_t)r) * cols + col;
+        TEAM_FOR(i, width) { tile[r * (NEWTON_SCHULZ_TILE + 1) + i] = p[i] / most / norm; }
+    }
+    team_sync(t);
+    for (int c = 0; c < width; c++) {
+        floatX* p = out + (col + (size_t)c) * rows + row;
+        TEAM_FOR(i, height) { store(p + i, tile[i * (NEWTON_SCHULZ_TILE + 1) + c]); }
+    }
 }
 
-static inline void newton_schulz_direct(NewtonSchulzWork* w, const NewtonSchulz* k, size_t rows, size_t cols) {
-    size_t s = min_size(rows, cols), longer = max_size(rows, cols);
-    bool tall = rows > cols;
+DEVICE void newton_schulz_end_wide(Team t, size_t task, float* out, const floatX* in, size_t rows, size_t cols) {
+    size_t tiles = (cols + NEWTON_SCHULZ_TILE - 1) / NEWTON_SCHULZ_TILE, row = task / tiles * NEWTON_SCHULZ_TILE;
+    size_t col = task % tiles * NEWTON_SCHULZ_TILE;
+    int height = (int)min_size(NEWTON_SCHULZ_TILE, rows - row), width = (int)min_size(NEWTON_SCHULZ_TILE, cols - col);
+    float* tile = (float*)(void*)t.scratch;
+    for (int c = 0; c < width; c++) {
+        const floatX* p = in + (col + (size_t)c) * rows + row;
+        TEAM_FOR(i, height) { tile[i * (NEWTON_SCHULZ_TILE + 1) + c] = load(p + i); }
+    }
+    team_sync(t);
+    for (int r = 0; r < height; r++) {
+        float* p = out + (row + (size_t)r) * cols + col;
+        TEAM_FOR(i, width) { p[i] = tile[r * (NEWTON_SCHULZ_TILE + 1) + i]; }
+    }
+}
+
+// partial[row] = sum of squares
+DEVICE void newton_schulz_row_squares(Team t, size_t row, float* partial, const floatX* x, int s) {
+    const floatX* p = x + row * (size_t)s;
+    float sum = 0.0f;
+    TEAM_SUM_FOR(i, s, sum) { sum += load(p + i) * load(p + i); }
+    sum = team_sum(t, sum);
+    if (t.rank == 0) { partial[row] = sum; }
+}
+
+// The greatest singular value of X is at most sqrt ||X^T X||_F: with a margin for rounding, its inverse brings X closer to 1 than the
+// Frobenius norm does. figures[2] = that factor
+DEVICE void newton_schulz_factor(Team t, size_t task, float* figures, const float* partial, int s, float margin) {
+    float sum = 0.0f;
+    TEAM_SUM_FOR(i, s, sum) { sum += partial[i]; }
+    sum = team_sum(t, sum);
+    if (t.rank == 0) { figures[2 + task] = sum > 0.0f ? 1.0f / (margin * sqrtf(sqrtf(sum))) : 1.0f; }
+}
+
+// row of x times that factor, or its square
+DEVICE void newton_schulz_times(Team t, size_t row, floatX* x, const float* figures, bool squared, int s) {
+    floatX* p = x + row * (size_t)s;
+    float f = squared ? figures[2] * figures[2] : figures[2];
+    TEAM_FOR(i, s) { store(p + i, f * load(p + i)); }
+}
+
+// gram, of an X of Frobenius norm 1, becomes that of figures[2] X
+static inline void newton_schulz_scale(NewtonSchulzWork* w, const NewtonSchulz* k, size_t s) {
+    floatX* gram = w->squares[0];
+    LAUNCH(s, WARP_TEAM, newton_schulz_row_squares, w->partial, gram, (int)s);
+    LAUNCH(1, BLOCK_TEAM, newton_schulz_factor, w->figures, w->partial, (int)s, k->margin);
+    LAUNCH(s, WARP_TEAM, newton_schulz_times, gram, w->figures, true, (int)s);
+}
+
+// Where a I is added: to the polynomial at no cost as a tile is finished, or, as a X, by the product with X, which the GPU's library does
+// at no cost, and where bf16 does not round it.
+#if ON_GPU || defined(FLOATX_BF16)
+#define NEWTON_SCHULZ_APART true
+#else
+#define NEWTON_SCHULZ_APART false
+#endif
+
+// X = X (a I + b G + c G^2) with G = X^T X, step by step; ends in w->x
+static inline void newton_schulz_direct(NewtonSchulzWork* w, const NewtonSchulz* k, size_t longer, size_t s) {
+    floatX *gram = w->squares[0], *polynomial = w->squares[1];
     for (int i = 0; i < NEWTON_SCHULZ_STEPS; i++) {
-        Product gram = {tall, !tall, s, s, longer, 1.0f, 0.0f, w->x, w->x, w->gram, cols, cols, s};
-        Product square = {false, false, s, s, s, k->c[i], 0.0f, w->gram, w->gram, w->polynomial, s, s, s};
-        Product left = {false, false, rows, cols, s, 1.0f, 0.0f, w->polynomial, w->x, w->y, s, cols, cols};
-        Product right = {false, false, rows, cols, s, 1.0f, 0.0f, w->x, w->polynomial, w->y, cols, s, cols};
-        product_run(&gram, 1);
-        product_run(&square, 1);
-        LAUNCH(s, WARP_TEAM, newton_schulz_polynomial, w->polynomial, w->gram, k->a[i], k->b[i], (int)s);
-        product_run(tall ? &right : &left, 1);
+        float inside = NEWTON_SCHULZ_APART ? 0.0f : k->a[i], outside = NEWTON_SCHULZ_APART ? k->a[i] : 0.0f;
+        Symmetric g = {true, false, s, longer, 1.0f, 0.0f, 0.0f, w->x, w->x, NULL, gram, s, s};
+        symmetric_run(&g, 1);
+        if (i == 0 && k->margin > 0.0f) {
+            newton_schulz_scale(w, k, s);
+            LAUNCH(longer, WARP_TEAM, newton_schulz_times, w->x, w->figures, false, (int)s);
+        }
+        Symmetric p = {false, false, s, s, k->c[i], k->b[i], inside, gram, gram, gram, polynomial, s, s};
+        symmetric_run(&p, 1);
+        Product next = {false, false, longer, s, s, 1.0f, outside, w->x, polynomial, outside != 0.0f ? w->x : NULL, w->y, s, s, s};
+        product_run(&next);
         floatX* x = w->x;
         w->x = w->y;
         w->y = x;
     }
 }
 
+static inline Symmetric newton_schulz_square(const floatX* A, const floatX* B, floatX* C, size_t s) {
+    Symmetric p = {false, false, s, s, 1.0f, 0.0f, 0.0f, A, B, NULL, C, s, s};
+    return p;
+}
+
+// The same on G alone: with P = a I + b G + c G^2, all are polynomials of one G, symmetric, and commute:
+//     X' = X P,  G' = P G P,  and after all steps X Q with Q = P1 P2 P3 P4 P5
+static inline const floatX* newton_schulz_gram(NewtonSchulzWork* w, const NewtonSchulz* k, size_t longer, size_t s) {
+    floatX *gram = w->squares[0], *p = w->squares[1], *pg = w->squares[2], *q = w->squares[3], *next = w->squares[4];
+    bool scaled = k->margin > 0.0f;
+    Symmetric start = {true, false, s, longer, 1.0f, 0.0f, 0.0f, w->x, w->x, NULL, gram, s, s};
+    symmetric_run(&start, 1);
+    if (scaled) { newton_schulz_scale(w, k, s); }
+    for (int i = 0; i < NEWTON_SCHULZ_STEPS; i++) {
+        bool first = i == 0, last = i == NEWTON_SCHULZ_STEPS - 1;
+        floatX* P = first ? q : p;
+        Symmetric polynomial = {false, false, s, s, k->c[i], k->b[i], k->a[i], gram, gram, gram, P, s, s};
+        symmetric_run(&polynomial, 1);
+        Symmetric two[2] = {newton_schulz_square(P, q, next, s), newton_schulz_square(P, gram, pg, s)}; // q P; P gram
+        symmetric_run(first ? two + 1 : two, first || last ? 1 : 2);
+        if (!last) {
+            Symmetric again = newton_schulz_square(pg, P, gram, s);
+            symmetric_run(&again, 1);
+        }
+        floatX* old = q;
+        q = first ? q : next;
+        next = first ? next : old;
+    }
+    if (scaled) { LAUNCH(s, WARP_TEAM, newton_schulz_times, q, w->figures, false, (int)s); }
+    return q;
+}
+
 // out, in: (rows, cols) fp32 on the device, out may be in; work: newton_schulz_work_bytes. Any scale of input; zeros give zeros.
 void newton_schulz_with(const NewtonSchulz* k, float* out, const float* in, size_t rows, size_t cols, char* work) {
-    size_t n = rows * cols, chunks = ceil_div(n, NEWTON_SCHULZ_CHUNK);
+    size_t n = rows * cols, chunks = ceil_div(n, NEWTON_SCHULZ_CHUNK), s = min_size(rows, cols), longer = max_size(rows, cols);
+    size_t tiles = ceil_div(rows, NEWTON_SCHULZ_TILE) * ceil_div(cols, NEWTON_SCHULZ_TILE);
+    bool wide = cols > rows;
     NewtonSchulzWork w;
+    newton_schulz_calls++;
     newton_schulz_layout(&w, rows, cols, work);
     LAUNCH(chunks, BLOCK_TEAM, newton_schulz_greatest, w.partial, in, n);
     LAUNCH(1, BLOCK_TEAM, newton_schulz_greatest_of, w.figures, w.partial, (int)chunks);
     LAUNCH(chunks, BLOCK_TEAM, newton_schulz_squares, w.partial, w.figures, in, n);
     LAUNCH(1, BLOCK_TEAM, newton_schulz_norm, w.figures, w.partial, (int)chunks);
-    LAUNCH(chunks, BLOCK_TEAM, newton_schulz_begin, w.x, in, w.figures, k->margin, n);
-    newton_schulz_direct(&w, k, rows, cols);
-    LAUNCH(chunks, BLOCK_TEAM, newton_schulz_end, out, w.x, n);
-    newton_schulz_calls++;
+    if (wide) {
+        LAUNCH_SCRATCH(tiles, WARP_TEAM, NEWTON_SCHULZ_TILE_BYTES, newton_schulz_begin_wide, w.x, in, w.figures, rows, cols);
+    } else {
+        LAUNCH(chunks, BLOCK_TEAM, newton_schulz_begin, w.x, in, w.figures, n);
+    }
+    if (newton_schulz_by_gram(rows, cols)) { // fp32 is floatX there
+        const floatX* q = newton_schulz_gram(&w, k, longer, s);
+        Product narrow = {false, false, rows, cols, s, 1.0f, 0.0f, w.x, q, NULL, (floatX*)(void*)out, s, s, cols};
+        Product turned = {false, true, rows, cols, s, 1.0f, 0.0f, q, w.x, NULL, (floatX*)(void*)out, s, s, cols};
+        product_run(wide ? &turned : &narrow);
+        return;
+    }
+    newton_schulz_direct(&w, k, longer, s);
+    if (wide) {
+        LAUNCH_SCRATCH(tiles, WARP_TEAM, NEWTON_SCHULZ_TILE_BYTES, newton_schulz_end_wide, out, w.x, rows, cols);
+    } else {
+        LAUNCH(chunks, BLOCK_TEAM, newton_schulz_end, out, w.x, n);
+    }
 }
 
 void newton_schulz(float* out, const float* in, size_t rows, size_t cols, char* work) {
