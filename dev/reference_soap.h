@@ -97,8 +97,8 @@ static void reference_soap_turn_both(ReferenceSoap* s) {
 // w (rows, cols) changes from the second step on; after the first the caller sets q_left and q_right.
 static void reference_soap_step(ReferenceSoap* s, double* w, const double* g) {
     size_t r = s->rows, c = s->cols, n = r * c;
-    double *half = reference_zeros(n), *rotated = reference_zeros(n), *mean = reference_zeros(n), *square = reference_zeros(max_size(r * r, c * c));
-    double t = (double)s->steps;
+    double *half = reference_zeros(n), *rotated = reference_zeros(n), *mean = reference_zeros(n);
+    double *square = reference_zeros(max_size(r * r, c * c)), t = (double)s->steps;
     if (s->steps > 0) {
         reference_product(half, s->q_left, true, g, false, r, c, r);
         reference_product(rotated, half, false, s->q_right, false, r, c, c);

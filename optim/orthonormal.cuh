@@ -30,7 +30,8 @@ typedef struct {
 #define FLOAT_SCRATCH (2 * FLOAT_DEPTH * FLOAT_PITCH * sizeof(float))
 
 // panel (FLOAT_DEPTH, FLOAT_TILE): op(X) from (k0, first) on, zeros past the end; along_k says that k is the unit stride of X.
-DEVICE void float_product_panel(Team t, float* panel, const float* X, size_t ld, bool along_k, size_t first, size_t count, size_t k0, size_t depth) {
+DEVICE void float_product_panel(Team t, float* panel, const float* X, size_t ld, bool along_k, size_t first, size_t count, size_t k0,
+                                size_t depth) {
     TEAM_FOR(i, FLOAT_DEPTH * FLOAT_TILE) {
         size_t k = (size_t)(along_k ? i % FLOAT_DEPTH : i / FLOAT_TILE), c = (size_t)(along_k ? i / FLOAT_DEPTH : i % FLOAT_TILE);
         bool inside = k0 + k < depth && first + c < count;
@@ -74,6 +75,7 @@ void float_product(const FloatProduct* p) {
 #else
 #define FLOAT_ROWS 128 // of a piece of C: measured best of 64..256, the library's speed on a whole product but for 5 %
 #define FLOAT_COLS 256
+#define FLOAT_SMALL ((size_t)1 << 19) // multiply-adds: fewer cost less than to wake the threads
 
 static void float_product_piece(const FloatProduct* p, size_t piece) {
     size_t across = ceil_div(p->N, FLOAT_COLS), row = piece / across * FLOAT_ROWS, col = piece % across * FLOAT_COLS;
@@ -89,6 +91,11 @@ static void float_product_piece(const FloatProduct* p, size_t piece) {
 
 // Even a lone piece is run inside a parallel region: there oneDNN keeps to one thread. OpenBLAS has threads of its own, and cuts by them.
 void float_product(const FloatProduct* p) {
+    if (p->M * p->N * p->K <= FLOAT_SMALL) {
+        OwnGemm own = {p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->A, p->B, p->C, p->lda, p->ldb, p->ldc};
+        for (size_t band = 0; band < ceil_div(p->M, OWN_BAND); band++) { own_band(&own, band); }
+        return;
+    }
     size_t pieces = ceil_div(p->M, FLOAT_ROWS) * ceil_div(p->N, FLOAT_COLS);
     DO_PRAGMA(omp parallel for schedule(static) if (gemm_state.library != GEMM_OPENBLAS))
     for (size_t i = 0; i < pieces; i++) { float_product_piece(p, i); }
@@ -199,9 +206,9 @@ DEVICE void qr_identity(Team t, size_t row, float* q, int n) {
 
 void identity_matrix(float* q, size_t n) { LAUNCH(n, WARP_TEAM, qr_identity, q, (int)n); }
 
-// rows (count, n) from column `first` on: rows -= rows V^T op(T) V. y holds rows V^T and is followed by the reflectors' own products.
-static inline void qr_apply(const QrWork* w, float* rows, const float* v, const float* y, size_t block, bool transposed, size_t count, size_t width,
-                            size_t depth, size_t n) {
+// rows (count, width) -= y op(T) V, where y (count, QR_BLOCK) = rows V^T and V (depth, width) are a block's vectors; both have row length n
+static inline void qr_apply(const QrWork* w, float* rows, const float* v, const float* y, size_t block, bool transposed, size_t count,
+                            size_t width, size_t depth, size_t n) {
     const float* triangle = w->triangles + block * QR_BLOCK * QR_BLOCK;
     FloatProduct small = {false, transposed, count, depth, depth, 1.0f, 0.0f, y, triangle, w->z, QR_BLOCK, QR_BLOCK, QR_BLOCK};
     FloatProduct update = {false, false, count, width, depth, -1.0f, 1.0f, w->z, v, rows, QR_BLOCK, n, n};

@@ -7,10 +7,12 @@
 // the moments' steps are counted from the next one on. L, R and the bases change after the step, so that no gradient is projected onto
 // a basis that has seen it. Every `soap_every` steps each basis takes one step of power iteration, the Q of L Q_L with Q_L's vectors
 // sorted by their share of L, greatest first, and V's rows and columns follow the sorting. Sides above SOAP_LARGEST are not rotated.
-// Ours: the first bases come from SOAP_FIRST_ROUNDS such steps from the identity (the authors' from an eigensolver): vectors whose
-// eigenvalues differ by less than 1 part in SOAP_FIRST_ROUNDS stay mixed, about as much as the power step lets a basis lag anyway; eps is
-// added to the corrected root, as in adam.cuh.
-// Groups of rows (Q, K, V of qkvw) are matrices of their own. State is fp32 whatever --state-format says, products too: see orthonormal.cuh.
+// Ours: the first basis of the shorter side comes from SOAP_FIRST_ROUNDS such steps from the identity (the authors' from an eigensolver),
+// so that vectors whose eigenvalues differ by less than 1 part in SOAP_FIRST_ROUNDS stay mixed, and that of the longer side from it; eps
+// is added to the corrected root, as in adam.cuh.
+// A run that misses step 0 has bases of zeros, which move nothing, until the first turn makes some.
+// Groups of rows (Q, K, V of qkvw) are matrices of their own. State is fp32 whatever --state-format says, and so are all products
+// (orthonormal.cuh): in bf16 builds nothing but the gradient's own rounding is lost.
 #pragma once
 #include "apply.cuh"
 #include "orthonormal.cuh"
@@ -193,22 +195,41 @@ static inline void soap_turn(const SoapMatrix* s, int side) {
     soap_copy(s->basis[side], s->square, n, n);
 }
 
-// L and R take in the gradient; rounds: of turning the bases.
-static inline void soap_precondition(const SoapMatrix* s, int rounds, const StepScalars* scalars) {
-    bool first = rounds > 1;
+// L and R take in the gradient.
+static inline void soap_observe(const SoapMatrix* s, const StepScalars* scalars) {
     for (int k = 0; k < SOAP_SIDES; k++) {
         size_t n = s->side[k], other = s->side[1 - k];
         if (!s->basis[k]) { continue; }
         float_product_dense(k == SOAP_RIGHT, k == SOAP_LEFT, n, n, other, s->g, s->g, s->square);
         LAUNCH(ceil_div(n * n, SOAP_CHUNK), BLOCK_TEAM, soap_lerp, s->gram[k], s->square, n * n, scalars);
-        if (first) { identity_matrix(s->basis[k], n); }
-        for (int i = 0; i < rounds; i++) { soap_turn(s, k); }
     }
-    if (rounds == 1) {
-        const int *left = s->basis[SOAP_LEFT] ? s->order[SOAP_LEFT] : NULL, *right = s->basis[SOAP_RIGHT] ? s->order[SOAP_RIGHT] : NULL;
-        LAUNCH(s->rows, WARP_TEAM, soap_reorder, s->x, s->v, left, right, (int)s->cols);
-        soap_copy(s->v, s->x, s->rows, s->cols);
+}
+
+// The first bases, of L ~ G G^T and R ~ G^T G: the shorter side's Q by turning the identity; G Q (or G^T Q) then holds the other side's
+// vectors times their singular values, in the same order, and a basis of what is left completes them.
+static inline void soap_begin(const SoapMatrix* s) {
+    int side = s->rows <= s->cols ? SOAP_LEFT : SOAP_RIGHT, other = 1 - side;
+    size_t n = s->side[side], longer = s->side[other];
+    if (!s->basis[side]) { return; }
+    identity_matrix(s->basis[side], n);
+    for (int i = 0; i < SOAP_FIRST_ROUNDS; i++) { soap_turn(s, side); }
+    if (!s->basis[other]) { return; }
+    device_zero(s->basis[other], longer * longer * sizeof(float));
+    float_product_dense(false, side == SOAP_RIGHT, n, longer, n, s->basis[side], s->g, s->basis[other]);
+    orthonormal_rows(s->square, s->basis[other], longer, s->rest);
+    soap_copy(s->basis[other], s->square, longer, longer);
+}
+
+// Both bases, and the second moment with them.
+static inline void soap_refresh(const SoapMatrix* s) {
+    const int* order[SOAP_SIDES] = {NULL, NULL};
+    for (int k = 0; k < SOAP_SIDES; k++) {
+        if (!s->basis[k]) { continue; }
+        soap_turn(s, k);
+        order[k] = s->order[k];
     }
+    LAUNCH(s->rows, WARP_TEAM, soap_reorder, s->x, s->v, order[SOAP_LEFT], order[SOAP_RIGHT], (int)s->cols);
+    soap_copy(s->v, s->x, s->rows, s->cols);
 }
 
 static inline void soap_step(const SoapMatrix* s, const StepScalars* scalars) {
@@ -227,7 +248,12 @@ void soap_update(const OptimizerConfig* c, const OptimizerUnit* u, const StepSca
         size_t count = s.rows * s.cols;
         LAUNCH(ceil_div(count, SOAP_CHUNK), BLOCK_TEAM, soap_gradient, s.g, first ? NULL : s.m, s.grads, u->grad_scale, count, scalars);
         if (!first) { soap_step(&s, scalars); }
-        soap_precondition(&s, first ? SOAP_FIRST_ROUNDS : turns ? 1 : 0, scalars);
+        soap_observe(&s, scalars);
+        if (first) {
+            soap_begin(&s);
+        } else if (turns) {
+            soap_refresh(&s);
+        }
     }
     if (!first) { update_apply(c, u, apply_work(u).direction, 1.0f, scalars); }
 }
