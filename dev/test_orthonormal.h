@@ -1,5 +1,5 @@
-// test_orthonormal.h - fp32 products of sub-blocks, and QR on matrices of every kind, deficient ones too: row i of the input must lie in the
-// span of the first i + 1 vectors. Tolerance: a few units of fp32 rounding, whatever the matrix (found: 8e-7). Rows stand in test_soap.h.
+// test_orthonormal.h - fp32 products of sub-blocks, and QR on matrices of every kind, deficient ones too: row i of the input must lie in
+// the span of the first i + 1 vectors. Tolerance: a few units of fp32 rounding, whatever the matrix (found: 8e-7). Rows: test_soap.h.
 #pragma once
 #include "../optim/orthonormal.cuh"
 #include "op_tensor.h"
