@@ -64,7 +64,7 @@ holds "the same shards under another name are the same data" elsewhere
 
 killed() {
     local pid
-    rm results.jsonl
+    rm results.jsonl err
     bash scripts/compare_optimizers.sh tiny.plan > out 2> err &
     pid=$!
     await err 'loss ' || return 1
@@ -100,6 +100,22 @@ failing() {
     return 1
 }
 holds "a run that fails is named, the others go on, the exit code is 1" failing
+
+stopped() { # the program is told to stop, as a user would: not a result
+    local count
+    count=$(lines)
+    printf 'base --model layers=1,heads=1,channels=16,context=16\nlength long 20000 4\nadamw long 1 --lr 1e-3\n' > long.plan
+    rm err
+    bash scripts/compare_optimizers.sh long.plan > out 2> err &
+    await err '^run: ' && sleep 1
+    pkill -TERM -P $! # its only child is the program
+    wait $!
+    [ $? -eq 1 ] || { echo "expected exit code 1" && return 1; }
+    grep -q '^FAILED' err && [ "$(lines)" -eq "$count" ] && return 0
+    cat err
+    return 1
+}
+holds "a run that was stopped is not a result" stopped
 
 plan_refused() { # what the plan holds, pattern
     printf '%b' "$1" > wrong.plan

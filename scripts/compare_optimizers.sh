@@ -103,7 +103,7 @@ best_settings() { # arm steps count
 
 # The JSON line of a run that has ended, from its folder.
 record() { # folder arm setting options key seed steps
-    local loss=null diverged=true state
+    local loss=null diverged=true state ms
     if grep -q 'not finite' "$1/out"; then :; else
         loss=$("$program" eval --model "$1/run" --val-data "${data}_val_*.bin" --batch 16 --threads "$threads" 2> /dev/null < /dev/null |
             awk '$1 == "val" && $2 == "loss" { print $3 }')
@@ -111,17 +111,18 @@ record() { # folder arm setting options key seed steps
     fi
     state=$(awk '/^model:.* parameters$/ { n = $(NF - 1) } /^\| optimizer: / { split($0, cell, "|"); mib += cell[3] }
         END { if (n) { printf "%.3f", mib * 1048576 / n } else { print "null" } }' "$1/out")
+    ms=$(sed -n -E 's/.*"event":"train".*"ms":([0-9.]+),.*/\1/p' "$1/run/main.jsonl" | sort -g |
+        awk '{ v[NR] = $1 } END { printf "%.1f", v[int((NR + 1) / 2)] }')
     awk -v head="$(printf '"arm":"%s","setting":"%s","options":"%s","key":"%s","data":"%s","seed":%s,"steps":%s' \
-        "$2" "$3" "$4" "$5" "$data_id" "$6" "$7")" -v loss="$loss" -v diverged="$diverged" -v state="$state" -v steps="$7" '
+        "$2" "$3" "$4" "$5" "$data_id" "$6" "$7")" -v loss="$loss" -v diverged="$diverged" -v state="$state" -v ms="$ms" '
         function get(name) { return match($0, "\"" name "\":[^,}]*") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : "" }
         /"event":"config"/ { version = get("git"); gsub(/"/, "", version) }
-        /"event":"train"/ { step = get("step") + 1; tokens = get("tokens"); per = tokens / step; ms[++n] = get("ms") + 0; l[n] = get("loss") }
+        /"event":"train"/ { step = get("step") + 1; tokens = get("tokens"); per = tokens / step; l[++n] = get("loss") }
         /"event":"val"/ { at[++points] = get("step"); val[points] = get("loss") }
         END {
             for (i = n - int(n / 20); i <= n; i++) { if (i > 0) { sum += l[i]; count++ } }
-            for (i = 2; i <= n; i++) { for (j = i; j > 1 && ms[j] < ms[j - 1]; j--) { t = ms[j]; ms[j] = ms[j - 1]; ms[j - 1] = t } }
-            printf "{%s,\"tokens\":%d,\"loss\":%s,\"train\":%s,\"state\":%s,\"ms\":%.1f,\"program\":\"%s\",\"diverged\":%s,\"curve\":[", head,
-                tokens, loss, count && l[n] ~ /^[0-9.]+$/ ? sprintf("%.6f", sum / count) : "null", state, n ? ms[int((n + 1) / 2)] : 0,
+            printf "{%s,\"tokens\":%d,\"loss\":%s,\"train\":%s,\"state\":%s,\"ms\":%s,\"program\":\"%s\",\"diverged\":%s,\"curve\":[", head,
+                tokens, loss, count && l[n] ~ /^[0-9.]+$/ ? sprintf("%.6f", sum / count) : "null", state, ms,
                 version, diverged
             for (i = 1; i <= points; i++) { if (val[i] ~ /^[0-9.]+$/) { printf "%s[%d,%.5f]", c++ ? "," : "", at[i] * per, val[i] } }
             print "]}"
@@ -152,12 +153,14 @@ run_one() { # arm steps points seed options
     read -r -a words <<< "$given"
     "$program" train --train-data "${data}_train_*.bin" --val-data "${data}_val_*.bin" "${words[@]}" --steps "$steps" --seed "$seed" \
         --val-every $((steps / points)) --sample-every 0 --checkpoint-minutes 0 --log-every 0 --progress off --threads "$threads" \
-        --output "$dir/run" > "$dir/out" 2>&1 < /dev/null &
+        --output "$dir/run" > "$dir/out" 2>&1 < /dev/null 9>&- &
     child=$!
     wait $child || rc=$?
     child=""
+    # a run that somebody else ended politely has exit code 0 and too few steps
+    if [ $rc -eq 0 ] && ! grep -q "^{\"step\":$((steps - 1)),\"event\":\"train\"" "$dir/run/main.jsonl"; then rc=1; fi
     if [ $rc -ge 128 ] || { [ $rc -ne 0 ] && ! grep -q 'not finite' "$dir/out"; }; then
-        say "FAILED (exit code $rc): $(grep -h '^error' "$dir/out" | head -n 1)"
+        say "FAILED (exit code $rc): $(grep -h '^error' "$dir/out" | head -n 1 || true) (all of it: $dir/out)"
         bad=$((bad + 1))
         if [ $rc -eq 130 ] || [ $rc -eq 143 ]; then fail "interrupted"; fi
         return 0
@@ -172,7 +175,7 @@ run_one() { # arm steps points seed options
 
 declare -A length_steps length_points
 base="" bad=0 child="" seen=$work/$name.seen
-trap '[ -z "$child" ] || kill "$child"' EXIT
+trap '[ -z "$child" ] || kill -KILL "$child"' EXIT # a polite end would save what nobody needs
 trap 'exit 143' TERM HUP
 trap 'exit 130' INT
 
@@ -239,7 +242,7 @@ run_plan() {
 if [ "$only" != report ]; then
     if [ "$program" = ./train_gpt ]; then make train_gpt >&2; fi
     prepare_data
-    exec 9>> "$work/$name.lock"
+    exec 9>> "$work/$name.lock" # held as long as this script runs; runs do not inherit it
     flock -n 9 || fail "a sweep of $plan is running already"
     say "plan $plan, data ${data}_*.bin ($data_id), program $program, results $results"
     run_plan "$plan"
