@@ -13,11 +13,8 @@
 
 #define MUON_RMS 0.2f
 
-// Below 4096 elements nothing is gained by a short format.
-static inline StateFormat muon_format(const OptimizerConfig* c, size_t count) { return count < 4096 ? STATE_FP32 : c->format; }
-
 void muon_declare(UnitState* state, const OptimizerConfig* c, OptimizerKind kind, size_t rows, size_t cols, int parts) {
-    codec_declare(state, muon_format(c, rows * cols), "m", "m.scale", rows * cols);
+    codec_declare(state, c->format, "m", "m.scale", rows * cols);
     if (kind == OPTIMIZER_NORMUON) { state_add(state, "v", ARRAY_F32, (size_t)parts * normuon_moments(rows / (size_t)parts, cols)); }
 }
 
@@ -27,10 +24,12 @@ size_t muon_work_bytes(size_t rows, size_t cols, int parts) {
 }
 
 // direction (count): U; the momentum goes on.
-DEVICE void muon_momentum_chunk(Team t, size_t chunk, OptimizerUnit u, StateSlot slot, float* direction, bool nesterov, const StepScalars* scalars) {
+DEVICE void muon_momentum_chunk(Team t, size_t chunk, OptimizerUnit u, StateSlot slot, float* direction, bool nesterov,
+                                const StepScalars* scalars) {
     size_t first = chunk * OPTIMIZER_CHUNK;
     int n = (int)min_size(OPTIMIZER_CHUNK, u.count - first);
-    float *m = codec_open(t, slot, first, n, (float*)(void*)t.scratch), *d = direction + first, mu = scalars->momentum, scale = *u.grad_scale;
+    float *m = codec_open(t, slot, first, n, (float*)(void*)t.scratch), *d = direction + first;
+    float mu = scalars->momentum, scale = *u.grad_scale;
     const floatX* grads = u.grads + first;
     TEAM_FOR(i, n) {
         float g = load(grads + i) * scale, moment = g + mu * (m[i] - g);
@@ -43,12 +42,12 @@ DEVICE void muon_momentum_chunk(Team t, size_t chunk, OptimizerUnit u, StateSlot
 // kind: OPTIMIZER_MUON or OPTIMIZER_NORMUON; scalars: on the device. Work: muon_work_bytes.
 void muon_update(const OptimizerConfig* c, OptimizerKind kind, const OptimizerUnit* u, const StepScalars* scalars) {
     ApplyWork work = apply_work(u);
-    StateFormat format = muon_format(c, u->count);
+    StateFormat format = c->format;
     bool scaled = format == STATE_INT8 || format == STATE_INT4;
     StateSlot slot = {u->state[0], scaled ? (float*)(void*)u->state[1] : NULL, format, true, 0};
     size_t parts = (size_t)u->parts, rows = u->rows / parts, moments = normuon_moments(rows, u->cols);
-    LAUNCH_SCRATCH(apply_chunks(u->count), BLOCK_TEAM, OPTIMIZER_CHUNK * sizeof(float), muon_momentum_chunk, *u, slot, work.direction, c->nesterov,
-                   scalars);
+    LAUNCH_SCRATCH(apply_chunks(u->count), BLOCK_TEAM, OPTIMIZER_CHUNK * sizeof(float), muon_momentum_chunk, *u, slot, work.direction,
+                   c->nesterov, scalars);
     for (size_t p = 0; p < parts; p++) {
         float* x = work.direction + p * rows * u->cols;
         newton_schulz_with(kind == OPTIMIZER_MUON ? &newton_schulz_muon : &newton_schulz_polar, x, x, rows, u->cols, work.rest);

@@ -86,7 +86,8 @@ void normuon_normalise(float* x, float* v, size_t rows, size_t cols, float* work
     float *common = work, *factor = work + 16, *squares = factor + moments, *partial = squares + moments;
     bool wide = rows < cols;
     if (wide) {
-        LAUNCH_SCRATCH(normuon_bands(rows) * tiles, WARP_TEAM, NORMUON_TILE * sizeof(float), normuon_band, partial, x, rows, (int)cols, (int)tiles);
+        LAUNCH_SCRATCH(normuon_bands(rows) * tiles, WARP_TEAM, NORMUON_TILE * sizeof(float), normuon_band, partial, x, rows, (int)cols,
+                       (int)tiles);
         LAUNCH(tiles, WARP_TEAM, normuon_columns, partial, v, factor, squares, rows, (int)cols, scalars);
     } else {
         LAUNCH(rows, WARP_TEAM, normuon_row, x, v, factor, squares, (int)cols, scalars);
