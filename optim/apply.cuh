@@ -4,7 +4,7 @@
 //   update clipping (Adafactor; StableAdamW, Wortsman et al. 2023, arXiv 2304.13013): 1 / max(1, RMS(d) / bound)
 //   cautious decay (Chen et al. 2025, arXiv 2510.12402): decay only where d w >= 0
 #pragma once
-#include "optimizer.h"
+#include "weights.h"
 
 // The work space of an update: figures of the unit, partial sums, then a direction of count floats; what follows is the optimizer's own.
 #define APPLY_FIGURES 16
@@ -31,46 +31,6 @@ static inline ApplyWork apply_work(const OptimizerUnit* u) {
     w.rest = u->work + apply_work_bytes(u->count);
     return w;
 }
-
-// A chunk's weights as fp32: in place (fp32 builds and fp32 masters), else read into scratch (n); weights_close puts them back. Both touch
-// an element by the thread that has it in TEAM_FOR, so that a body that does the same needs no sync.
-DEVICE float* weights_open(Team t, const OptimizerUnit* u, size_t first, int n, float* scratch) {
-#ifdef FLOATX_BF16
-    if (u->master) { return u->master + first; }
-    const floatX* p = u->params + first;
-    if (u->master_low) {
-        const uint16_t* low = u->master_low + first;
-        TEAM_FOR(i, n) { scratch[i] = weight_split_load(p[i].bits, low[i]); }
-    } else {
-        TEAM_FOR(i, n) { scratch[i] = load(p + i); }
-    }
-    return scratch;
-#else
-    (void)t, (void)n, (void)scratch;
-    return (float*)(void*)u->params + first;
-#endif
-}
-
-DEVICE void weights_close(Team t, const OptimizerUnit* u, size_t first, int n, const float* w, const StepScalars* s) {
-#ifdef FLOATX_BF16
-    OptimizerUnit to = *u; // w is the master, where there is one; tests that are settled here leave the loops
-    to.master = NULL;
-    if (to.master_low) {
-        TEAM_FOR(i, n) { weight_store(&to, first + (size_t)i, w[i], s); }
-    } else {
-        TEAM_FOR(i, n) { weight_store(&to, first + (size_t)i, w[i], s); }
-    }
-#else
-    (void)t, (void)u, (void)first, (void)n, (void)w, (void)s;
-#endif
-}
-
-// A weight after a step of d; cautious: decay only where it and the step pull the same way
-DEVICE float weight_step(float w, float d, float lr, float decay, bool cautious) {
-    return w - lr * (d + (cautious && d * w < 0.0f ? 0.0f : decay) * w);
-}
-
-#define WEIGHTS_SCRATCH (OPTIMIZER_CHUNK * sizeof(float))
 
 // partial (2, chunks): sums of squares of the weights, and of the direction or (NULL) of the scaled gradient; scratch: WEIGHTS_SCRATCH
 DEVICE void apply_squares_chunk(Team t, size_t chunk, float* partial, OptimizerUnit u, const float* direction) {

@@ -46,14 +46,14 @@ static inline const ElementwiseInfo* elementwise_info(OptimizerKind kind) {
     return NULL;
 }
 
-// Vectors, and units below 4096 elements, are kept in fp32 (as bitsandbytes does): nothing is gained there.
-static inline StateFormat elementwise_format(const OptimizerConfig* c, Role role, size_t count) {
-    return role == ROLE_VECTOR || count < 4096 ? STATE_FP32 : c->format;
+// Vectors are kept in fp32: nothing is gained there. All units of a tensor have one format, or they could not share a tensor of a checkpoint.
+static inline StateFormat elementwise_format(const OptimizerConfig* c, Role role) {
+    return role == ROLE_VECTOR ? STATE_FP32 : c->format;
 }
 
 static inline void elementwise_declare(UnitState* state, const OptimizerConfig* c, OptimizerKind kind, Role role, size_t count) {
     const ElementwiseInfo* info = elementwise_info(kind);
-    StateFormat format = elementwise_format(c, role, count);
+    StateFormat format = elementwise_format(c, role);
     for (int i = 0; i < info->slots; i++) { codec_declare(state, format, info->names[i], info->scales[i], count); }
 }
 
@@ -72,7 +72,7 @@ typedef struct {
 
 static inline Elementwise elementwise_of(const OptimizerConfig* c, OptimizerKind kind, const OptimizerUnit* u) {
     const ElementwiseInfo* info = elementwise_info(kind);
-    StateFormat format = elementwise_format(c, u->role, u->count);
+    StateFormat format = elementwise_format(c, u->role);
     bool scaled = format == STATE_INT8 || format == STATE_INT4;
     Elementwise e;
     memset(&e, 0, sizeof(e));
@@ -141,9 +141,9 @@ DEVICE void elementwise_loops(Team t, int n, const ElementwiseChunk* c, Optimize
 }
 
 // direction: where to leave it (count floats), or NULL to apply it. factor: of the gradient, on the device (LARS), or NULL.
-// scratch: elementwise_scratch
-DEVICE void elementwise_chunk(Team t, size_t chunk, OptimizerUnit u, Elementwise e, float* direction, const float* factor,
-                              const StepScalars* scalars) {
+// coded (a constant): state is in another format than fp32. scratch: elementwise_scratch
+DEVICE void elementwise_body(Team t, size_t chunk, OptimizerUnit u, const Elementwise e, float* direction, const float* factor, bool coded,
+                             const StepScalars* scalars) {
     size_t first = chunk * OPTIMIZER_CHUNK;
     int n = (int)min_size(OPTIMIZER_CHUNK, u.count - first);
     const StepScalars s = *scalars;
@@ -151,7 +151,8 @@ DEVICE void elementwise_chunk(Team t, size_t chunk, OptimizerUnit u, Elementwise
     ElementwiseChunk c;
     c.w = weights_open(t, &u, first, n, scratch);
     for (int k = 0; k < ELEMENTWISE_SLOTS; k++) {
-        c.x[k] = k < e.slots ? codec_open(t, e.slot[k], first, n, scratch + (size_t)(k + 1) * OPTIMIZER_CHUNK) : NULL;
+        c.x[k] = k < e.slots ? (float*)(void*)e.slot[k].codes + first : NULL;
+        if (coded && k < e.slots) { c.x[k] = codec_open(t, e.slot[k], first, n, scratch + (size_t)(k + 1) * OPTIMIZER_CHUNK); }
     }
     c.g = u.grads + first;
     c.direction = direction ? direction + first : NULL;
@@ -164,8 +165,21 @@ DEVICE void elementwise_chunk(Team t, size_t chunk, OptimizerUnit u, Elementwise
     c.nesterov = e.nesterov;
     c.cautious = e.cautious;
     elementwise_loops(t, n, &c, e.kind, &s);
-    for (int k = 0; k < e.slots; k++) { codec_close(t, e.slot[k], first, n, c.x[k], &s, u.tensor, u.first + first); }
+    for (int k = 0; k < ELEMENTWISE_SLOTS; k++) {
+        if (coded && k < e.slots) { codec_close(t, e.slot[k], first, n, c.x[k], &s, u.tensor, u.first + first); }
+    }
     if (!direction) { weights_close(t, &u, first, n, c.w, &s); }
+}
+
+// Two kernels: the codecs take many registers, and fp32 state needs none of it.
+DEVICE void elementwise_chunk(Team t, size_t chunk, OptimizerUnit u, Elementwise e, float* direction, const float* factor,
+                              const StepScalars* scalars) {
+    elementwise_body(t, chunk, u, e, direction, factor, false, scalars);
+}
+
+DEVICE void elementwise_coded_chunk(Team t, size_t chunk, OptimizerUnit u, Elementwise e, float* direction, const float* factor,
+                                    const StepScalars* scalars) {
+    elementwise_body(t, chunk, u, e, direction, factor, true, scalars);
 }
 
 // Of a chunk: weights, then the slots, as far as they are not taken where they stand.
@@ -196,7 +210,11 @@ void elementwise_update(const OptimizerConfig* c, OptimizerKind kind, const Opti
     }
     Elementwise e = elementwise_of(c, kind, &u);
     size_t scratch = elementwise_scratch(&e, &u);
-    LAUNCH_SCRATCH(apply_chunks(u.count), BLOCK_TEAM, scratch, elementwise_chunk, u, e, direction, factor, scalars);
+    if (e.slot[0].format == STATE_FP32) {
+        LAUNCH_SCRATCH(apply_chunks(u.count), BLOCK_TEAM, scratch, elementwise_chunk, u, e, direction, factor, scalars);
+    } else {
+        LAUNCH_SCRATCH(apply_chunks(u.count), BLOCK_TEAM, scratch, elementwise_coded_chunk, u, e, direction, factor, scalars);
+    }
     if (!direction) { return; }
     if (e.coupled || e.inside) { u.decay = false; }
     if (kind == OPTIMIZER_LAMB) {
