@@ -11,6 +11,12 @@
 #include "dev/test_attention.h"
 #include "dev/test_model.h"
 #include "dev/test_trainer.h"
+#include "dev/test_optimizers.h"
+#include "dev/test_codec.h"
+#include "dev/test_muon.h"
+#include "dev/test_soap.h"
+#include "dev/test_kappa.h"
+#include "dev/test_update.h"
 #include "dev/test_plan.h"
 #include "dev/test_comm.h"
 #include "dev/test_nccl.h"
@@ -27,6 +33,7 @@
 #include "dev/test_options.h"
 #include "dev/test_tokenizer.h"
 #endif
+#include "dev/test_ranks_update.h"
 
 typedef struct {
     const TestRow* rows;
@@ -37,6 +44,7 @@ typedef struct {
 
 static const TestGroup groups[] = {
     GROUP(team_tests), GROUP(ops_tests), GROUP(attention_tests), GROUP(model_tests), GROUP(trainer_tests), GROUP(comm_tests),
+    GROUP(optimizers_tests), GROUP(codec_tests), GROUP(muon_tests), GROUP(soap_tests), GROUP(kappa_tests), GROUP(update_tests),
     GROUP(plan_tests), GROUP(nccl_tests),
 #ifdef CUDA_ON_CPU
     GROUP(emulation_tests),
@@ -47,7 +55,7 @@ static const TestGroup groups[] = {
 };
 
 static const TestGroup rank_groups[] = {
-    GROUP(comm_rank_tests), GROUP(rank_tests),
+    GROUP(comm_rank_tests), GROUP(rank_tests), GROUP(update_rank_tests),
 #if !ON_GPU
     GROUP(checkpoint_rank_tests),
 #endif

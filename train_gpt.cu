@@ -13,7 +13,7 @@
 #include "kernels/params.h"
 #include "kernels/peak.cuh"
 #include "comm/zero.cuh"
-#include "optim/adamw.cuh"
+#include "optim/optimizers.cuh"
 #include "optim/schedule.h"
 #include "dataloader/hellaswag.h"
 #include "dataloader/loader.h"
@@ -40,23 +40,23 @@ enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FC
 static void gpt_params_table(ParamTable* table, const ModelHeader* m) {
     size_t L = (size_t)m->layers, C = (size_t)m->channels, V = (size_t)m->vocab_size, Vp = (size_t)m->padded_vocab, T = (size_t)m->max_seq_len;
     const TensorSpec rows[GPT_TENSORS] = {
-        // name, layers, rows, cols, real rows, role, init, decay, in layers
-        {"wte", 1, Vp, C, V, ROLE_EMBEDDING, INIT_NORMAL, true, false, 0},
-        {"wpe", 1, T, C, T, ROLE_EMBEDDING, INIT_NORMAL, false, false, 0},
-        {"ln1w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, true, 0},
-        {"ln1b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
-        {"qkvw", L, 3 * C, C, 3 * C, ROLE_MATRIX, INIT_NORMAL, true, true, 0},
-        {"qkvb", L, 1, 3 * C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
-        {"attprojw", L, C, C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, true, 0},
-        {"attprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
-        {"ln2w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, true, 0},
-        {"ln2b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
-        {"fcw", L, 4 * C, C, 4 * C, ROLE_MATRIX, INIT_NORMAL, true, true, 0},
-        {"fcb", L, 1, 4 * C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
-        {"fcprojw", L, C, 4 * C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, true, 0},
-        {"fcprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 0},
-        {"lnfw", 1, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, false, 0},
-        {"lnfb", 1, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, false, 0},
+        // name, layers, rows, cols, real rows, role, init, decay, in layers, parts
+        {"wte", 1, Vp, C, V, ROLE_EMBEDDING, INIT_NORMAL, true, false, 1, 0},
+        {"wpe", 1, T, C, T, ROLE_EMBEDDING, INIT_NORMAL, false, false, 1, 0},
+        {"ln1w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, true, 1, 0},
+        {"ln1b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 1, 0},
+        {"qkvw", L, 3 * C, C, 3 * C, ROLE_MATRIX, INIT_NORMAL, true, true, 3, 0},
+        {"qkvb", L, 1, 3 * C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 1, 0},
+        {"attprojw", L, C, C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, true, 1, 0},
+        {"attprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 1, 0},
+        {"ln2w", L, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, true, 1, 0},
+        {"ln2b", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 1, 0},
+        {"fcw", L, 4 * C, C, 4 * C, ROLE_MATRIX, INIT_NORMAL, true, true, 1, 0},
+        {"fcb", L, 1, 4 * C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 1, 0},
+        {"fcprojw", L, C, 4 * C, C, ROLE_MATRIX, INIT_NORMAL_RESIDUAL, true, true, 1, 0},
+        {"fcprojb", L, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, true, 1, 0},
+        {"lnfw", 1, 1, C, 1, ROLE_VECTOR, INIT_ONE, false, false, 1, 0},
+        {"lnfb", 1, 1, C, 1, ROLE_VECTOR, INIT_ZERO, false, false, 1, 0},
     };
     memcpy(table->tensors, rows, sizeof(rows));
     table->tensor_count = GPT_TENSORS;
@@ -441,16 +441,28 @@ typedef struct {
     Loader train, val;
     bool has_val;
     int T;
-    size_t sequences;         // in a step, of all ranks
-    size_t own_first, own;    // this rank's share of them
-    size_t micro_steps;       // the largest of all ranks
+    size_t sequences;         // in a step, of all ranks: the most, and (during --batch-warmup) now
+    size_t sequences_now;
+    size_t own_first, own;    // this rank's share of those
+    size_t micro_steps;       // of the largest share: the most, and now
+    size_t micro_steps_now;
     // the step's batch: tokens, targets and positions (own T each), starts (own T + micro_steps)
     int *host_batch, *device_batch;
     int* groups;              // (micro_steps)
     int* counts;              // work space of token_order
     // optimizer
-    float *slots[OPTIMIZER_MAX_SLOTS], *master; // (zero.held)
+    Optimizer optimizer;
+    char *state, *work;       // of the held units, at state_at; scratch of one update
+    size_t *state_at;         // (unit_count) byte of `state` at which the unit's begins, or ZERO_ELSEWHERE
+    size_t state_bytes, work_bytes;
+    float* master;            // (zero.held) fp32 weights
+    uint16_t* master_low;     // (zero.held) or their lower halves
     StepScalars *scalars, *host_scalars;        // on the device; pinned
+    float *factors, *host_factors;              // (unit_count): of each unit's gradient
+    float* measured;                            // (unit_count, OPTIMIZER_MEASURED): figures of the last update
+    float* squares;                             // (unit_count): sums of squares of the step's gradients, alike on all ranks
+    int64_t not_finite;       // steps in a row that were left out because loss or gradient was not finite
+    int64_t residuals_lost;   // steps left out with a residual in the gradient buffer
     float *results, *host_results;              // (micro_steps + unit_count): sums of losses, then of the gradients' squares by unit
     char* reports;                              // (ranks + 1) of report_bytes each: a StepReport, from stage 1 a sum for each unit
     size_t report_bytes;
@@ -466,21 +478,28 @@ typedef struct {
 typedef struct {
     double loss, norm, lr;
     double loss_z, norm_z; // NaN until the window is full
-    bool skipped;
+    const char* skipped;   // why the update was left out, or NULL
+    bool measured;         // kappa was measured, and widths chosen
+    double tokens;
     unsigned wishes;       // of all ranks: to stop or to save
     Ledger traffic;        // of this rank since the last step
 } StepResult;
 
 static void trainer_plan_memory(Trainer* t) {
     MemoryTable* m = &t->gpt.memory;
-    size_t N = ceil_div(t->sequences, (size_t)t->zero.ranks) * (size_t)t->T, held = t->zero.held;
-    for (int i = 0; i < adamw_info.slots; i++) { memory_add(m, i ? "optimizer: v" : "optimizer: m", held * sizeof(float), (void**)&t->slots[i]); }
+    size_t N = ceil_div(t->sequences, (size_t)t->zero.ranks) * (size_t)t->T, units = t->gpt.table.unit_count;
+    memory_add(m, "optimizer: state", t->state_bytes, (void**)&t->state);
+    memory_add(m, "work space of updates", t->work_bytes, (void**)&t->work);
 #ifdef FLOATX_BF16
-    if (t->options->master_weights) { memory_add(m, "fp32 master weights", held * sizeof(float), (void**)&t->master); }
+    bool split = t->options->master_format == 1;
+    if (t->options->master_weights && !split) { memory_add(m, "fp32 master weights", t->zero.held * sizeof(float), (void**)&t->master); }
+    if (t->options->master_weights && split) { memory_add(m, "lower halves of master weights", t->zero.held * 2, (void**)&t->master_low); }
 #endif
     memory_add(m, "batch, losses, scalars", (4 * N + t->micro_steps) * sizeof(int), (void**)&t->device_batch);
     memory_add(m, "batch, losses, scalars", sizeof(StepScalars), (void**)&t->scalars);
-    memory_add(m, "batch, losses, scalars", (t->micro_steps + t->gpt.table.unit_count) * sizeof(float), (void**)&t->results);
+    memory_add(m, "batch, losses, scalars", (t->micro_steps + units) * sizeof(float), (void**)&t->results);
+    memory_add(m, "batch, losses, scalars", units * sizeof(float), (void**)&t->factors);
+    memory_add(m, "batch, losses, scalars", units * OPTIMIZER_MEASURED * sizeof(float), (void**)&t->measured);
 }
 
 void trainer_free(Trainer* t) {
@@ -489,6 +508,7 @@ void trainer_free(Trainer* t) {
         zero_weights_wait_all(&t->zero);
     }
     decoder_free(&t->decoder);
+    kappa_free(&t->optimizer.kappa);
     zero_free(&t->zero);
     gpt_free(&t->gpt);
     tokenizer_free(&t->tokenizer);
@@ -497,6 +517,9 @@ void trainer_free(Trainer* t) {
     host_free(t->host_batch);
     host_free(t->host_scalars);
     host_free(t->host_results);
+    host_free(t->host_factors);
+    free(t->state_at);
+    free(t->squares);
     free(t->groups);
     free(t->counts);
     free(t->reports);
@@ -508,9 +531,19 @@ static void trainer_reset_masters(Trainer* t) {
         if (!zero_holds(&t->zero, u)) { continue; }
         widen_to_float(t->master + t->zero.place[u], zero_unit_weights(&t->zero, u), t->gpt.table.units[u].count);
     }
+    if (t->master_low) { device_zero(t->master_low, t->zero.held * sizeof(uint16_t)); }
 }
 
-// Sequences and micro-batches of a step, of all and of this rank. Shares are contiguous, the larger ones first.
+// Cuts a step of so many sequences into the ranks' shares and their micro-batches. Shares are contiguous, the larger ones first.
+static void trainer_share(Trainer* t, size_t sequences, int ranks, int rank) {
+    size_t share = sequences / (size_t)ranks, rest = sequences % (size_t)ranks, r = (size_t)rank, largest = share + (rest > 0);
+    t->sequences_now = sequences;
+    t->own_first = r * share + min_size(r, rest);
+    t->own = share + (r < rest);
+    t->micro_steps_now = ceil_div(largest, min_size((size_t)t->options->batch, largest));
+}
+
+// Sequences and micro-batches of a full step, of all and of this rank.
 static bool trainer_cut_step(Trainer* t, const Options* o, const ModelHeader* model, int ranks, int rank, Error* error) {
     t->T = o->seq_len ? o->seq_len : model->max_seq_len;
     if (t->T > model->max_seq_len) {
@@ -520,13 +553,12 @@ static bool trainer_cut_step(Trainer* t, const Options* o, const ModelHeader* mo
     int64_t tokens = o->total_batch ? o->total_batch : (int64_t)o->batch * t->T;
     if (tokens % t->T) { return fail(error, "--total-batch %" PRId64 " is not a multiple of the sequence length %d", tokens, t->T); }
     t->sequences = (size_t)(tokens / t->T);
-    size_t share = t->sequences / (size_t)ranks, rest = t->sequences % (size_t)ranks, r = (size_t)rank;
-    t->own_first = r * share + min_size(r, rest);
-    t->own = share + (r < rest);
-    size_t largest = share + (rest > 0);
-    t->micro_steps = ceil_div(largest, min_size((size_t)o->batch, largest));
+    trainer_share(t, t->sequences, ranks, rank);
+    t->micro_steps = t->micro_steps_now;
     return true;
 }
+
+#include "trainer/update.cuh"
 
 // Sizes, owners and the table of memory of one rank's run on `model`; allocates nothing of size. Freed by trainer_free.
 bool trainer_layout(Trainer* t, const Options* o, const ModelHeader* model, int ranks, int rank, Error* error) {
@@ -536,6 +568,7 @@ bool trainer_layout(Trainer* t, const Options* o, const ModelHeader* model, int 
     gpt_plan_shape(&t->gpt, model);
     zero_plan(&t->zero, &t->gpt.table, model->layers, o->zero, ranks, rank);
     gpt_plan_memory(&t->gpt, &t->zero, (int)batch, t->T, o->recompute, true, 0);
+    if (!trainer_plan_optimizer(t, error)) { return false; }
     t->samples = o->sample_every > 0 && t->tokenizer.vocab_size > 0 && rank == 0 && t->zero.stage < 3;
     if (t->samples) { decoder_plan(&t->decoder, &t->gpt, true); }
     trainer_plan_memory(t);
@@ -556,6 +589,8 @@ static bool trainer_allocate_host(Trainer* t, Error* error) {
     t->host_batch = (int*)host_alloc(batch_bytes);
     t->host_scalars = (StepScalars*)host_alloc(sizeof(StepScalars));
     t->host_results = (float*)host_alloc((t->micro_steps + units) * sizeof(float));
+    t->host_factors = (float*)host_alloc(units * sizeof(float));
+    t->squares = (float*)need(calloc(max_size(1, units), sizeof(float)));
     t->groups = (int*)need(calloc(t->micro_steps, sizeof(int)));
     t->counts = (int*)need(calloc((size_t)t->gpt.config.vocab_size + 1, sizeof(int)));
     t->report_bytes = sizeof(StepReport) + (t->zero.stage > 0 ? units * sizeof(float) : 0);
@@ -661,8 +696,9 @@ bool trainer_blame(Trainer* t, char* text, size_t size) {
     return false;
 }
 
-// The line about a loss or norm that is not finite. Collective: the first rank that can name a tensor does.
-static bool trainer_fail_not_finite(Trainer* t, const StepResult* r, Error* error) {
+// A loss or norm that is not finite: the update is left out, a few times in a row; but where a weight is bad no later step can mend it.
+// Else the line that names the first bad tensor. Collective: the first rank that can name one does.
+static bool trainer_survives(Trainer* t, const StepResult* r, Error* error) {
     Error blame, *all = (Error*)need(calloc((size_t)t->comm->size, sizeof(Error)));
     memset(&blame, 0, sizeof(blame));
     trainer_blame(t, blame.text, sizeof(blame.text));
@@ -672,33 +708,10 @@ static bool trainer_fail_not_finite(Trainer* t, const StepResult* r, Error* erro
         blame = all[i].text[0] && better ? all[i] : blame;
     }
     free(all);
+    if (t->not_finite <= t->options->skip_not_finite && strncmp(blame.text, "weights", 7) != 0) { return true; }
     return fail(error,
                 "step %" PRId64 ": loss %f, gradient norm %f: not finite; the first bad tensor is: %.100s; try a lower --lr or a longer --warmup",
                 t->step + 1, r->loss, r->norm, blame.text[0] ? blame.text : "the loss alone");
-}
-
-// Owners change their weights, group by group; new weights leave as soon as their group is done.
-static void trainer_update(Trainer* t, double lr, double grad_scale) {
-    const Options* o = t->options;
-    const ParamTable* table = &t->gpt.table;
-    StepScalars s = {(float)lr, (float)grad_scale, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay,
-                     (float)(1.0 - pow(o->beta1, (double)(t->step + 1))), (float)(1.0 - pow(o->beta2, (double)(t->step + 1))), (uint32_t)t->step,
-                     (uint64_t)o->seed};
-    *t->host_scalars = s;
-    device_upload(t->scalars, t->host_scalars, sizeof(s));
-    for (int g = 0; g < t->zero.groups; g++) {
-        for (size_t i = t->zero.first[g]; i < t->zero.first[g + 1]; i++) {
-            size_t u = t->zero.units[i], at = t->zero.place[u];
-            const Unit* unit = &table->units[u];
-            const TensorSpec* spec = &table->tensors[unit->tensor];
-            if (!zero_holds(&t->zero, u)) { continue; }
-            OptimizerUnit place = {zero_unit_weights(&t->zero, u), zero_unit_gradient(&t->zero, u), t->master ? t->master + at : NULL,
-                                   {t->slots[0] + at, t->slots[1] + at}, unit->count, spec->decay, (uint32_t)unit->tensor,
-                                   unit->offset - spec->offset};
-            adamw_update(&place, t->scalars);
-        }
-        zero_weights_changed(&t->zero, g);
-    }
 }
 
 // What this rank wants of the run: rank 0 watches the clock and the file STOP, every rank its signals.
@@ -724,7 +737,7 @@ static bool trainer_meet(Trainer* t, bool good, StepResult* result, Error* error
     memcpy(mine + sizeof(report), sums, t->report_bytes - sizeof(report));
     comm_gather_host(t->comm, mine, t->report_bytes, t->reports, TRAFFIC_NORM);
     double loss = 0.0, square = 0.0;
-    bool failed = false;
+    bool failed = false, finite = true;
     for (int r = 0; r < ranks; r++) {
         memcpy(&report, t->reports + (size_t)r * t->report_bytes, sizeof(report));
         loss += report.loss;
@@ -733,11 +746,26 @@ static bool trainer_meet(Trainer* t, bool good, StepResult* result, Error* error
     }
     for (size_t u = 0; u < table->unit_count; u++) {
         const char* owner = t->reports + (size_t)t->zero.owner[u] * t->report_bytes + sizeof(report);
-        square += t->zero.stage > 0 ? ((const float*)owner)[u] : sums[u];
+        t->squares[u] = t->zero.stage > 0 ? ((const float*)owner)[u] : sums[u];
+        finite = finite && isfinite(t->squares[u]);
+        square += optimizer_clips(&t->optimizer.config, table->tensors[table->units[u].tensor].role) ? t->squares[u] : 0.0;
     }
-    result->loss = loss / ((double)t->sequences * t->T);
-    result->norm = sqrt(square);
+    result->loss = loss / result->tokens;
+    result->norm = finite ? sqrt(square) : (double)NAN;
     return failed ? comm_agree(t->comm, good, error) : good;
+}
+
+// Why this step's update is to be left out, or NULL; alike on all ranks.
+static const char* trainer_skip_reason(Trainer* t, StepResult* r) {
+    const Options* o = t->options;
+    bool finite = isfinite(r->loss) && isfinite(r->norm);
+    t->not_finite = finite ? 0 : t->not_finite + 1;
+    r->loss_z = r->norm_z = NAN;
+    if (!finite) { return "not finite"; }
+    r->loss_z = outlier_add(&t->loss_outlier, r->loss);
+    r->norm_z = outlier_add(&t->norm_outlier, r->norm);
+    if (o->skip_loss_z > 0 && r->loss_z > o->skip_loss_z) { return "loss z-score"; }
+    return o->skip_norm_z > 0 && r->norm_z > o->skip_norm_z ? "norm z-score" : NULL;
 }
 
 // Batch, forward and backward over micro-batches, clipping, update. The one wait for the device is for loss and norm. Collective.
@@ -745,10 +773,11 @@ bool trainer_step(Trainer* t, StepResult* result, Error* error) {
     const Options* o = t->options;
     Ledger now;
     memset(result, 0, sizeof(*result));
+    trainer_share(t, trainer_batch_now(t), t->comm->size, t->comm->rank);
     bool good = !t->late.text[0] && trainer_load_batch(t, error);
     if (t->late.text[0]) { *error = t->late; }
-    double tokens = (double)t->sequences * t->T;
-    size_t own_steps = max_size(1, ceil_div(t->own * (size_t)t->T, t->gpt.rows)), steps = t->zero.stage >= 2 ? t->micro_steps : own_steps;
+    double tokens = result->tokens = (double)t->sequences_now * t->T;
+    size_t own_steps = max_size(1, ceil_div(t->own * (size_t)t->T, t->gpt.rows)), steps = t->zero.stage >= 2 ? t->micro_steps_now : own_steps;
     device_zero(t->results, t->micro_steps * sizeof(float));
     for (size_t i = 0; i < steps && (good || t->comm->size > 1); i++) { // a rank that cannot go on still meets the others
         MicroBatch batch = trainer_micro_batch(t, i);
@@ -761,18 +790,17 @@ bool trainer_step(Trainer* t, StepResult* result, Error* error) {
     comm_ledger(t->comm, &now);
     result->traffic = ledger_since(&now, &t->ledger);
     t->ledger = now;
-    result->lr = schedule_lr((Schedule)o->schedule, o->lr, t->step, options_warmup(o, t->steps), t->steps, o->final_lr_frac);
-    if (!isfinite(result->loss) || !isfinite(result->norm)) { return trainer_fail_not_finite(t, result, error); }
-    result->loss_z = outlier_add(&t->loss_outlier, result->loss);
-    result->norm_z = outlier_add(&t->norm_outlier, result->norm);
-    result->skipped = (o->skip_loss_z > 0 && result->loss_z > o->skip_loss_z) || (o->skip_norm_z > 0 && result->norm_z > o->skip_norm_z);
+    result->lr = schedule_lr((Schedule)o->schedule, o->lr, t->step, options_warmup(o, t->steps), t->steps, o->final_lr_frac) *
+                 trainer_lr_scale(t);
+    result->skipped = trainer_skip_reason(t, result);
+    if (t->not_finite > 0 && !trainer_survives(t, result, error)) { return false; }
     if (result->skipped) {
-        t->skipped++;
+        trainer_skip(t);
     } else {
-        trainer_update(t, result->lr, o->clip > 0 && result->norm > o->clip ? o->clip / result->norm : 1.0);
+        trainer_update(t, result);
     }
     t->step++;
-    t->sequence += t->sequences;
+    t->sequence += t->sequences_now;
     return true;
 }
 
@@ -871,26 +899,47 @@ static bool run_save(Trainer* t, Run* r, Error* error) {
     return run_late(t, log_checkpoint(&r->log, t->step, folder, seconds, error), error);
 }
 
+static bool run_report_skip(Trainer* t, Run* r, const StepResult* result, Error* error) {
+    double value = strncmp(result->skipped, "loss", 4) == 0 ? result->loss_z : strncmp(result->skipped, "norm", 4) == 0 ? result->norm_z : (double)NAN;
+    progress_clear(&r->progress);
+    if (isnan(value)) {
+        printf("skipping update: loss %f, gradient norm %f\n", result->loss, result->norm);
+    } else {
+        printf("skipping update due to %s of %f\n", result->skipped, value);
+    }
+    return log_skip(&r->log, t->step - 1, result->skipped, (float)value, error);
+}
+
+// The widths of kappa's momentum, and what they were chosen by.
+static bool run_report_kappa(Trainer* t, Run* r, Error* error) {
+    const Kappa* k = &t->optimizer.kappa;
+    progress_clear(&r->progress);
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
+        const TensorSpec* s = &t->gpt.table.tensors[i];
+        if (s->role != ROLE_MATRIX) { continue; }
+        printf("kappa: %-9s %2d bits, kappa %.3f, rounding variance %.4f predicted, %.4f measured\n", s->name, k->width[i], k->kappa[i],
+               k->predicted[i], k->measured[i]);
+        if (!log_kappa(&r->log, t->step - 1, s->name, k->width[i], k->kappa[i], k->predicted[i], k->measured[i], error)) { return false; }
+    }
+    return true;
+}
+
 static bool run_report_step(Trainer* t, Run* r, const StepResult* result, double seconds, Error* error) {
     char line[320];
-    double tokens = (double)t->sequences * t->T, flops = machine_flops() * t->comm->size;
+    double tokens = result->tokens, flops = machine_flops() * t->comm->size;
     StepRecord record = {t->step - 1, t->steps, (float)result->loss, (float)result->loss_z, (float)result->norm, (float)result->norm_z,
                          result->lr, 1e3 * seconds, flops > 0 ? gpt_step_flops(&t->gpt, tokens, t->T) / (seconds * flops) : -1.0,
-                         rate_add(&r->rate, tokens, seconds), -1.0, (int64_t)((double)t->step * tokens), t->comm->size, result->traffic};
+                         rate_add(&r->rate, tokens, seconds), -1.0, (int64_t)t->sequence * t->T, t->comm->size, result->traffic};
     if (r->step_count++ > 0) { r->step_seconds += seconds; }
-    record.eta = (double)(t->steps - t->step) * tokens / fmax(record.tokens_per_second, 1e-9);
+    record.eta = (double)(t->steps - t->step) * (double)t->sequences * t->T / fmax(record.tokens_per_second, 1e-9);
     loss_history_add(&r->history, t->step, (float)result->loss);
     if (due(t->step, t->options->log_every) || (t->options->log_every > 0 && t->step == t->steps)) {
         progress_clear(&r->progress);
         step_line(&record, line, sizeof(line));
         printf("%s\n", line);
     }
-    if (result->skipped) {
-        bool by_loss = t->options->skip_loss_z > 0 && result->loss_z > t->options->skip_loss_z;
-        progress_clear(&r->progress);
-        printf("skipping update due to %s z-score of %f\n", by_loss ? "loss" : "norm", by_loss ? result->loss_z : result->norm_z);
-        if (!log_skip(&r->log, t->step - 1, by_loss ? "loss" : "norm", (float)(by_loss ? result->loss_z : result->norm_z), error)) { return false; }
-    }
+    if (result->skipped && !run_report_skip(t, r, result, error)) { return false; }
+    if (result->measured && !run_report_kappa(t, r, error)) { return false; }
     progress_step(&r->progress, &record);
     fflush(stdout);
     return log_train(&r->log, &record, error);
@@ -1101,6 +1150,8 @@ static void train_finish(Trainer* t, Run* r, const char* stopped) {
            ((double)memory_resident() - (double)r->resident) / 1048576.0, (double)t->gpt.memory.bytes / 1048576.0);
 #endif
     if (t->skipped) { printf("%" PRId64 " update(s) were skipped\n", t->skipped); }
+    if (t->residuals_lost) { printf("%" PRId64 " of them lost a rounding residual\n", t->residuals_lost); }
+    if (t->optimizer.kappa.spikes) { printf("%" PRId64 " spike(s) of a matrix's gradient were scaled down\n", t->optimizer.kappa.spikes); }
     if (stopped && t->options->output[0] && checkpoint_folder(folder, t->options->output, (uint64_t)t->step, &error)) {
         snprintf(config, sizeof(config), "%s/config.txt", folder);
         options_resume_command(t->options, config, command, sizeof(command));

@@ -49,7 +49,8 @@ typedef struct {
     int* owner;               // (unit_count)
     size_t* loads;            // (ranks) elements that each rank owns
     size_t* place;            // (unit_count) first element in this rank's packed arrays, or ZERO_ELSEWHERE
-    size_t held;              // elements of the packed arrays: optimizer state, masters, from stage 2 own gradients, in 3 own weights
+    size_t held;              // elements of the packed arrays: masters, from stage 2 own gradients, in 3 own weights
+    bool carry;               // set by the caller: updates leave gradients at zero or at what the next step must add to
     int groups;
     size_t *units, *first;    // units of group g: units[first[g]] .. units[first[g + 1] - 1]
     BlockLayout weights_layout, grads_layout;
@@ -288,7 +289,7 @@ static void zero_grads_wait(Zero* z, int g) {
 
 // Before the group's gradients are written in a micro-step; whether they start at zero there.
 bool zero_grads_begin(Zero* z, int g, bool first) {
-    if (!z || z->stage < 2) { return first; }
+    if (!z || z->stage < 2) { return first && !(z && z->carry); }
     for (int other = 0; other < z->groups; other++) { // what still leaves from the same memory
         bool same = other == g || (g != ZERO_OUTER && other != ZERO_OUTER && (other - g) % (int)z->grads_layout.slots == 0);
         if (same) { zero_grads_wait(z, other); }
@@ -310,7 +311,7 @@ static void zero_carry_on(Zero* z, int g) {
 // The group's gradients of a micro-step are complete: their sum over ranks begins.
 void zero_grads_ready(Zero* z, int g, bool first, bool last) {
     if (!z || z->ranks == 1 || (z->stage < 2 && !last)) { return; }
-    bool more = z->stage >= 2 && !first, moves = z->stage > 0 && z->by_ranges[g];
+    bool more = z->stage >= 2 && (!first || z->carry), moves = z->stage > 0 && z->by_ranges[g];
     if (more && moves) { zero_carry_on(z, g); }
     CommTicket sums = zero_start(z, z->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, ZERO_SUM, g, more && !moves, 0);
     zero_flush_take(z);
@@ -323,4 +324,18 @@ void zero_grads_ready(Zero* z, int g, bool first, bool last) {
 
 void zero_grads_wait_all(Zero* z) {
     for (int g = 0; g < z->groups; g++) { zero_grads_wait(z, g); }
+}
+
+// With carry, after the step: gradients of units that this rank does not hold start at zero again (from stage 2 on they always do).
+void zero_grads_clear_others(Zero* z) {
+    for (size_t u = 0; z->stage == 1 && u < z->table->unit_count; u++) {
+        const Unit* unit = &z->table->units[u];
+        if (!zero_holds(z, u)) { device_zero(z->grads + block_unit_at(&z->grads_layout, z->table, unit), unit->count * sizeof(floatX)); }
+    }
+}
+
+// With carry, where a step is left out: nothing of its gradients, nor of what was carried into them, may reach the next.
+void zero_grads_clear_all(Zero* z) {
+    device_zero(z->grads, z->grads_layout.elements * sizeof(floatX));
+    if (z->own_grads) { device_zero(z->own_grads, z->held * sizeof(floatX)); }
 }

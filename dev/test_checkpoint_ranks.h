@@ -48,13 +48,20 @@ static void checkpoint_rank_fill_floats(float* to, int array, const Unit* u, siz
     free(values);
 }
 
+// One of AdamW's two moments of a held unit.
+static float* checkpoint_rank_slot(const Trainer* t, size_t k, int slot) {
+    const Unit* u = &t->gpt.table.units[k];
+    UnitState s = optimizer_unit_state(&t->optimizer, &t->gpt.table.tensors[u->tensor], u);
+    return (float*)(void*)(t->state + t->state_at[k] + s.arrays[slot].at);
+}
+
 // Known values in all that a checkpoint holds, on every rank that keeps them.
 static void checkpoint_rank_fill(Trainer* t, int64_t step) {
     for (size_t k = 0; k < t->gpt.table.unit_count; k++) {
         const Unit* u = &t->gpt.table.units[k];
         size_t first = checkpoint_rank_first(t, u);
         if (zero_holds(&t->zero, k)) {
-            for (int i = 0; i < adamw_info.slots; i++) { checkpoint_rank_fill_floats(t->slots[i] + t->zero.place[k], i, u, first); }
+            for (int i = 0; i < 2; i++) { checkpoint_rank_fill_floats(checkpoint_rank_slot(t, k, i), i, u, first); }
             if (t->master) { checkpoint_rank_fill_floats(t->master + t->zero.place[k], CHECKPOINT_VALUES_MASTER, u, first); }
         }
         if (t->zero.stage == 3 && !zero_holds(&t->zero, k)) { continue; }
@@ -90,7 +97,7 @@ static void checkpoint_rank_check(const Trainer* t, int64_t step, int weights, i
         const Unit* u = &t->gpt.table.units[k];
         size_t first = checkpoint_rank_first(t, u);
         if (zero_holds(&t->zero, k)) {
-            for (int i = 0; i < adamw_info.slots; i++) { wrong[0] += checkpoint_rank_wrong_floats(t->slots[i] + t->zero.place[k], i, u, first); }
+            for (int i = 0; i < 2; i++) { wrong[0] += checkpoint_rank_wrong_floats(checkpoint_rank_slot(t, k, i), i, u, first); }
             if (t->master) { wrong[1] += checkpoint_rank_wrong_floats(t->master + t->zero.place[k], masters, u, first); }
         }
         if (t->zero.stage == 3 && !zero_holds(&t->zero, k)) { continue; }

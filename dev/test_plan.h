@@ -12,7 +12,7 @@ static void plan_test_equal_table(ParamTable* table, size_t layers, size_t each,
     memset(table, 0, sizeof(*table));
     for (size_t i = 0; i < each + outer; i++) {
         bool in_layers = i < each;
-        TensorSpec s = {"equal", in_layers ? layers : 1, 1, count, 1, ROLE_VECTOR, INIT_ZERO, false, in_layers, 0};
+        TensorSpec s = {"equal", in_layers ? layers : 1, 1, count, 1, ROLE_VECTOR, INIT_ZERO, false, in_layers, 1, 0};
         table->tensors[table->tensor_count++] = s;
     }
     params_layout(table, count);

@@ -17,6 +17,7 @@ typedef struct {
     Init init;
     bool decay;        // weight decay applies
     bool in_layers;    // one instance a layer; else outside the blocks
+    int parts;         // equal groups of rows that are matrices of their own: 3 in qkvw, else 1
     size_t offset;     // first element in the parameter block: tensors in file order, each over all layers (filled by params_layout)
 } TensorSpec;
 

@@ -4,7 +4,7 @@
 #pragma once
 #include "base.h"
 
-typedef enum { RANDOM_INIT = 1, RANDOM_WEIGHT_ROUNDING, RANDOM_SHUFFLE, RANDOM_SAMPLING } RandomPurpose;
+typedef enum { RANDOM_INIT = 1, RANDOM_WEIGHT_ROUNDING, RANDOM_SHUFFLE, RANDOM_SAMPLING, RANDOM_STATE_ROUNDING } RandomPurpose;
 
 typedef struct {
     uint32_t x[4];

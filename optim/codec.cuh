@@ -26,7 +26,7 @@ typedef struct {
     int number;        // of the slot within the unit: keys the random rounding
 } StateSlot;
 
-// The arrays of one slot; small units and vectors are kept in fp32 (elementwise_format).
+// The arrays of one slot; vectors are kept in fp32 (elementwise_format).
 static inline void codec_declare(UnitState* s, StateFormat format, const char* name, const char* scale_name, size_t count) {
     switch (format) {
     case STATE_BF16: state_add(s, name, ARRAY_BF16, count); break;

@@ -10,10 +10,10 @@
 #include "provenance.h"
 #include "run_lock.h"
 
-typedef enum { LOG_TRAIN, LOG_VAL, LOG_EVAL, LOG_SAMPLE, LOG_CHECKPOINT, LOG_SKIP, LOG_CONFIG, LOG_EVENTS } LogEvent;
+typedef enum { LOG_TRAIN, LOG_VAL, LOG_EVAL, LOG_SAMPLE, LOG_CHECKPOINT, LOG_SKIP, LOG_KAPPA, LOG_CONFIG, LOG_EVENTS } LogEvent;
 
-static const char* const log_event_names[LOG_EVENTS] = {"train", "val", "eval", "sample", "checkpoint", "skip", "config"};
-static const char* const log_line_names[LOG_EVENTS] = {"trl", "tel", "eval", "", "", "", ""}; // in main.log
+static const char* const log_event_names[LOG_EVENTS] = {"train", "val", "eval", "sample", "checkpoint", "skip", "kappa", "config"};
+static const char* const log_line_names[LOG_EVENTS] = {"trl", "tel", "eval", "", "", "", "", ""}; // in main.log
 
 typedef struct {
     FILE *text, *json; // NULL: no output folder, nothing is logged
@@ -215,7 +215,7 @@ static bool log_cut(const char* path, bool json, int64_t step, unsigned* kept, E
         int64_t at = 0;
         LogEvent event = LOG_TRAIN;
         if (!log_line_event(line, json, &at, &event)) { continue; }
-        if (at > step || (at == step && (event == LOG_TRAIN || event == LOG_SKIP))) { break; }
+        if (at > step || (at == step && (event == LOG_TRAIN || event == LOG_SKIP || event == LOG_KAPPA))) { break; }
         if (at == step) { *kept |= 1u << event; }
     }
     free(line);
@@ -379,6 +379,19 @@ bool log_skip(Log* log, int64_t step, const char* reason, float value, Error* er
     if (json_begin(log, LOG_SKIP, step)) {
         json_field_text(log->json, "reason", reason);
         json_field_float(log->json, "value", value);
+        fprintf(log->json, "}\n");
+    }
+    return log_end(log, error);
+}
+
+// A tensor's width from the next step on, and what it was chosen by (kappa.h).
+bool log_kappa(Log* log, int64_t step, const char* tensor, int bits, double kappa, double predicted, double measured, Error* error) {
+    if (json_begin(log, LOG_KAPPA, step)) {
+        json_field_text(log->json, "tensor", tensor);
+        json_field(log->json, "bits", bits);
+        json_field(log->json, "kappa", kappa);
+        json_field(log->json, "variance_predicted", predicted);
+        json_field(log->json, "variance_measured", measured);
         fprintf(log->json, "}\n");
     }
     return log_end(log, error);

@@ -23,13 +23,34 @@ static void help_wrap(FILE* out, const char* text, int column) {
     fprintf(out, "\n");
 }
 
+// Adds defaults that go by another option's word: "; sgd, lars: 1e-4".
+static size_t help_other_defaults(const OptionRow* row, char* text, size_t at, size_t size) {
+    for (size_t i = 0; i < COUNT_OF(option_defaults); i++) {
+        const OptionDefault* d = &option_defaults[i];
+        if (strcmp(d->name, row->name) != 0) { continue; }
+        bool told = false;
+        for (size_t k = 0; k < i; k++) { told = told || (strcmp(option_defaults[k].name, d->name) == 0 && strcmp(option_defaults[k].standard, d->standard) == 0); }
+        if (told) { continue; }
+        at += (size_t)snprintf(text + at, size - at, "; %s", d->is);
+        for (size_t k = i + 1; k < COUNT_OF(option_defaults); k++) {
+            const OptionDefault* other = &option_defaults[k];
+            bool same = strcmp(other->name, d->name) == 0 && strcmp(other->standard, d->standard) == 0;
+            if (same) { at += (size_t)snprintf(text + at, size - at, ", %s", other->is); }
+        }
+        at += (size_t)snprintf(text + at, size - at, ": %s", d->standard);
+    }
+    return at;
+}
+
 static void help_row(FILE* out, const OptionRow* row) {
-    char left[160], text[480], letter[8] = "";
+    char left[160], text[800], letter[8] = "";
     if (row->letter) { snprintf(letter, sizeof(letter), "-%s,", row->letter); }
     int column = 38, width = snprintf(left, sizeof(left), "  %-4s --%s %s", letter, row->name, row->form);
     size_t at = min_size((size_t)snprintf(text, sizeof(text), "%s", row->help), sizeof(text) - 1);
     if (row->standard[0]) {
-        snprintf(text + at, sizeof(text) - at, " [%s%s%s]", row->standard, row->llmc ? "; llm.c: " : "", row->llmc ? row->llmc : "");
+        at += (size_t)snprintf(text + at, sizeof(text) - at, " [%s%s%s", row->standard, row->llmc ? "; llm.c: " : "", row->llmc ? row->llmc : "");
+        at = help_other_defaults(row, text, at, sizeof(text));
+        snprintf(text + at, sizeof(text) - at, "]");
     }
     fprintf(out, "%s", left);
     if (width > column - 2) {
@@ -172,8 +193,46 @@ static bool train_check_output(const Options* o, Error* error) {
     return true;
 }
 
+// Options that speak of one optimizer alone, by the beginning of their names.
+static bool train_check_belongs(const Options* o, Error* error) {
+    static const struct {
+        const char *prefix, *optimizer;
+    } rows[] = {{"kappa-", "kappa"}, {"soap-", "soap"}, {"lars-", "lars"}, {"beta3", "ademamix"}, {"alpha", "ademamix"}};
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        const char* name = option_table[i].name;
+        for (size_t k = 0; k < COUNT_OF(rows); k++) {
+            bool speaks = strncmp(name, rows[k].prefix, strlen(rows[k].prefix)) == 0;
+            if (!speaks || choice_index(OPTIMIZER_WORDS, rows[k].optimizer) == o->optimizer || !option_given(o, name)) { continue; }
+            return fail(error, "--%s is an option of --optimizer %s; leave it out", name, rows[k].optimizer);
+        }
+    }
+    return true;
+}
+
+static bool optimizer_is(const Options* o, const char* name) { return choice_index(OPTIMIZER_WORDS, name) == o->optimizer; }
+
+static bool train_check_optimizer(const Options* o, Error* error) {
+    char name[32];
+    choice_word(OPTIMIZER_WORDS, o->optimizer, name, sizeof(name));
+    if (!train_check_belongs(o, error)) { return false; }
+    if (o->trust_high > 0 && o->trust_low > o->trust_high) {
+        return fail(error, "--trust-low %g is above --trust-high %g", o->trust_low, o->trust_high);
+    }
+    if (o->trust_high == 0 && (option_given(o, "trust-low") || option_given(o, "trust-base"))) {
+        return fail(error, "--trust-low and --trust-base mean nothing without a trust ratio; give --trust-high X");
+    }
+    if ((optimizer_is(o, "lars") || optimizer_is(o, "lamb")) && (o->trust_high > 0 || o->update_clip > 0)) {
+        return fail(error, "%s has a trust ratio of its own; leave --trust-high and --update-clip out", name);
+    }
+    if ((optimizer_is(o, "adafactor") || optimizer_is(o, "kappa")) && o->state_format != 0) {
+        return fail(error, "%s has formats of its own for its state; leave --state-format out", name);
+    }
+    if (o->beta2_half_life > 0 && option_given(o, "beta2")) { return fail(error, "--beta2-half-life sets beta2; leave --beta2 out"); }
+    return true;
+}
+
 static bool train_check(const Options* o, Error* error) {
-    if (!train_check_batch(o, error) || !train_check_output(o, error)) { return false; }
+    if (!train_check_batch(o, error) || !train_check_output(o, error) || !train_check_optimizer(o, error)) { return false; }
     if (o->steps >= 0 && o->warmup > o->steps) {
         return fail(error, "--warmup %" PRId64 " is longer than --steps %" PRId64 "; give a shorter one, or leave it out", o->warmup,
                     o->steps);

@@ -49,6 +49,7 @@ typedef struct {
     int action; // what to do: OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION
     bool command_named;
     uint8_t source[OPTION_ROWS_MAX]; // of each row's value: OPTION_FROM_*
+    bool in_file[OPTION_ROWS_MAX];   // the row stands in the --config file, maybe with its default
     char program[256];               // argv[0], for the commands that are suggested to the user
     // data
     char train_data[OPTION_TEXT_SIZE], val_data[OPTION_TEXT_SIZE], tokenizer[OPTION_TEXT_SIZE], hellaswag_data[OPTION_TEXT_SIZE];
@@ -61,10 +62,18 @@ typedef struct {
     double max_time; // seconds
     int batch, seq_len;
     // optimizer
-    int optimizer, schedule;
-    double lr, final_lr_frac, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
+    int optimizer, schedule, state_format, master_format;
+    double lr, final_lr_frac, weight_decay, momentum, beta1, beta2, beta3, alpha, eps, clip, skip_loss_z, skip_norm_z;
     int64_t warmup;
-    bool master_weights;
+    int skip_not_finite, soap_every;
+    bool nesterov, cautious_decay, master_weights;
+    double lr_embedding, lr_vector, trust_low, trust_high, trust_base, lars_trust, update_clip;
+    int64_t base_batch, beta2_half_life, batch_warmup; // tokens, tokens, steps
+    // kappa
+    int kappa_bits, kappa_rounding, kappa_embedding;
+    double kappa_bytes, kappa_target, kappa_spike;
+    int64_t kappa_every;
+    bool kappa_residual, kappa_equilibrate;
     // evaluation and samples
     int64_t val_every, sample_every;
     int val_batches, sample_tokens;
@@ -138,6 +147,12 @@ typedef struct {
 #define FOR_ALL ((1u << COMMAND_COUNT) - 1)
 #define STEPS_MAX 1e15 // a count of steps, far below what int64_t holds
 
+// Words of choices that optim/optimizer.h has as enums, in their order.
+#define OPTIMIZER_WORDS "adamw|adam|sgd|adagrad|adafactor|lars|lamb|lion|ademamix|muon|normuon|soap|kappa"
+#define STATE_FORMAT_WORDS "fp32|bf16|8bit|4bit"
+#define KAPPA_BITS_WORDS "auto|2|4|6|8|32"
+#define KAPPA_EMBEDDING_WORDS "row|8bit|fp32"
+
 // One name may stand in several rows for different commands, with its own default and help. Rows of a group stand together.
 static const OptionRow option_table[] = {
     {"Data", "train-data", "i", OPTION_TEXT, OPTION_AT(train_data), "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", NULL, 0, 0,
@@ -193,8 +208,8 @@ static const OptionRow option_table[] = {
     {"Length and batch", "total-batch", "d", OPTION_INT64, OPTION_AT(total_batch), "0", NULL, 0, 1099511627776, "N", FOR_RUN,
      "tokens in an optimizer step, a multiple of seq-len; 0 = batch x seq-len"},
 
-    {"Optimizer", "optimizer", NULL, OPTION_CHOICE, OPTION_AT(optimizer), "adamw", NULL, 0, 0, "adamw", FOR_RUN,
-     "how gradients become updates"},
+    {"Optimizer", "optimizer", NULL, OPTION_CHOICE, OPTION_AT(optimizer), "adamw", NULL, 0, 0, OPTIMIZER_WORDS, FOR_RUN,
+     "how gradients become updates; doc/optimizers.md has the formulas. Each has defaults of its own for the options below"},
     {"Optimizer", "lr", "l", OPTION_REAL, OPTION_AT(lr), "6e-4", "3e-4", 0, 100, "X", FOR_TRAIN, "highest learning rate"},
     {"Optimizer", "schedule", "k", OPTION_CHOICE, OPTION_AT(schedule), "cosine", NULL, 0, 0, "cosine|linear|constant|wsd", FOR_TRAIN,
      "course of the learning rate after the warm-up"},
@@ -202,22 +217,79 @@ static const OptionRow option_table[] = {
      "steps in which the learning rate rises; -1 = a twentieth of all steps, at most 700"},
     {"Optimizer", "final-lr-frac", "q", OPTION_REAL, OPTION_AT(final_lr_frac), "0.1", "1", 0, 1, "X", FOR_TRAIN,
      "learning rate at the end, as a share of the highest"},
+    {"Optimizer", "lr-embedding", NULL, OPTION_REAL, OPTION_AT(lr_embedding), "1", NULL, 0, 1e4, "X", FOR_TRAIN,
+     "factor on the learning rate of embeddings"},
+    {"Optimizer", "lr-vector", NULL, OPTION_REAL, OPTION_AT(lr_vector), "1", NULL, 0, 1e4, "X", FOR_TRAIN,
+     "factor on the learning rate of biases and layernorm gains"},
     {"Optimizer", "weight-decay", "c", OPTION_REAL, OPTION_AT(weight_decay), "0.1", "0", 0, 100, "X", FOR_TRAIN,
      "decay of matrices and token embeddings"},
+    {"Optimizer", "cautious-decay", NULL, OPTION_SWITCH, OPTION_AT(cautious_decay), "off", NULL, 0, 0, "on|off", FOR_TRAIN,
+     "weights decay only where their update has the same sign as the decay"},
+    {"Optimizer", "momentum", NULL, OPTION_REAL, OPTION_AT(momentum), "0.95", NULL, 0, 0.999999, "X", FOR_TRAIN,
+     "sgd, lars, muon, normuon, kappa: memory of the sum or mean of gradients"},
+    {"Optimizer", "nesterov", NULL, OPTION_SWITCH, OPTION_AT(nesterov), "on", NULL, 0, 0, "on|off", FOR_TRAIN,
+     "sgd, muon, normuon, kappa: look ahead by one step of the momentum"},
     {"Optimizer", "beta1", NULL, OPTION_REAL, OPTION_AT(beta1), "0.9", NULL, 0, 0.999999, "X", FOR_TRAIN,
      "memory of the mean of gradients"},
     {"Optimizer", "beta2", NULL, OPTION_REAL, OPTION_AT(beta2), "0.95", NULL, 0, 0.9999999, "X", FOR_TRAIN,
-     "memory of the mean of squared gradients"},
+     "memory of the mean of squared gradients; lion: of its momentum"},
+    {"Optimizer", "beta2-half-life", NULL, OPTION_INT64, OPTION_AT(beta2_half_life), "0", NULL, 0, 1099511627776, "N", FOR_TRAIN,
+     "tokens after which a squared gradient counts half, whatever the batch: sets beta2; 0 = use --beta2"},
+    {"Optimizer", "beta3", NULL, OPTION_REAL, OPTION_AT(beta3), "0.999", NULL, 0, 0.9999999, "X", FOR_TRAIN,
+     "ademamix: memory of the slow mean, reached at the end of the run"},
+    {"Optimizer", "alpha", NULL, OPTION_REAL, OPTION_AT(alpha), "8", NULL, 0, 1e4, "X", FOR_TRAIN,
+     "ademamix: weight of the slow mean, reached at the end of the run"},
     {"Optimizer", "eps", NULL, OPTION_REAL, OPTION_AT(eps), "1e-8", NULL, 1e-30, 1, "X", FOR_TRAIN,
      "added to the root of the squared gradients"},
+    {"Optimizer", "soap-every", NULL, OPTION_INT, OPTION_AT(soap_every), "10", NULL, 1, 1 << 20, "N", FOR_TRAIN,
+     "soap: steps between new eigenbases"},
+    {"Optimizer", "state-format", NULL, OPTION_CHOICE, OPTION_AT(state_format), "fp32", NULL, 0, 0, STATE_FORMAT_WORDS, FOR_RUN,
+     "how elementwise optimizers keep their state; 8bit and 4bit in blocks with a scale each"},
     {"Optimizer", "clip", NULL, OPTION_REAL, OPTION_AT(clip), "1", NULL, 0, 1e9, "X", FOR_TRAIN,
      "gradients are scaled down to this norm; 0 = never"},
+    {"Optimizer", "update-clip", NULL, OPTION_REAL, OPTION_AT(update_clip), "0", NULL, 0, 1e9, "X", FOR_TRAIN,
+     "an update of a tensor with a greater RMS (before the learning rate) is scaled down to it; 0 = never"},
+    {"Optimizer", "trust-low", NULL, OPTION_REAL, OPTION_AT(trust_low), "0.5", NULL, 0, 1e6, "X", FOR_TRAIN,
+     "least trust ratio of a tensor: |weights| / (|update| x trust-base)"},
+    {"Optimizer", "trust-high", NULL, OPTION_REAL, OPTION_AT(trust_high), "0", NULL, 0, 1e6, "X", FOR_TRAIN,
+     "greatest trust ratio, by which the update is multiplied; 0 = no trust ratio"},
+    {"Optimizer", "trust-base", NULL, OPTION_REAL, OPTION_AT(trust_base), "0.1", NULL, 1e-9, 1e9, "X", FOR_TRAIN,
+     "|weights| / |update| at which the trust ratio is 1"},
+    {"Optimizer", "lars-trust", NULL, OPTION_REAL, OPTION_AT(lars_trust), "0.001", NULL, 0, 1e3, "X", FOR_TRAIN,
+     "lars: trust coefficient"},
+    {"Optimizer", "base-batch", NULL, OPTION_INT64, OPTION_AT(base_batch), "0", NULL, 0, 1099511627776, "N", FOR_TRAIN,
+     "tokens of the batch that --lr is meant for: another batch multiplies it by the root of their ratio; 0 = --lr as it is"},
+    {"Optimizer", "batch-warmup", NULL, OPTION_INT64, OPTION_AT(batch_warmup), "0", NULL, 0, STEPS_MAX, "N", FOR_TRAIN,
+     "steps in which the batch rises from a quarter of --total-batch to all of it; 0 = none"},
+    {"Optimizer", "skip-not-finite", NULL, OPTION_INT, OPTION_AT(skip_not_finite), "2", NULL, 0, 1 << 30, "N", FOR_TRAIN,
+     "so many updates in a row are left out because loss or gradient is not finite; one more ends the run"},
     {"Optimizer", "skip-loss-z", "sl", OPTION_REAL, OPTION_AT(skip_loss_z), "0", NULL, 0, 1e9, "X", FOR_TRAIN,
      "skip an update whose loss is this many deviations above the last 128; 0 = never"},
     {"Optimizer", "skip-norm-z", "sg", OPTION_REAL, OPTION_AT(skip_norm_z), "0", NULL, 0, 1e9, "X", FOR_TRAIN,
      "the same for the norm of the gradients; 0 = never"},
     {"Optimizer", "master-weights", "w", OPTION_SWITCH, OPTION_AT(master_weights), "on", NULL, 0, 0, "on|off", FOR_RUN,
      "keep fp32 weights beside those of a bf16 build"},
+    {"Optimizer", "master-format", NULL, OPTION_CHOICE, OPTION_AT(master_format), "fp32", NULL, 0, 0, "fp32|split", FOR_RUN,
+     "split: only the lower 16 bits are kept beside the bf16 weights: the same fp32 numbers in 4 bytes instead of 6"},
+
+    {"Kappa", "kappa-bits", NULL, OPTION_CHOICE, OPTION_AT(kappa_bits), "auto", NULL, 0, 0, KAPPA_BITS_WORDS, FOR_RUN,
+     "bits of the matrices' momentum; auto = chosen for each tensor within --kappa-bytes as the run goes"},
+    {"Kappa", "kappa-bytes", NULL, OPTION_REAL, OPTION_AT(kappa_bytes), "0.53", NULL, 0.01, 8, "X", FOR_RUN,
+     "bytes a parameter for the matrices' momentum, in which widths compete"},
+    {"Kappa", "kappa-target", NULL, OPTION_REAL, OPTION_AT(kappa_target), "2", NULL, 0.01, 1e3, "X", FOR_TRAIN,
+     "kappa = (1 - momentum) RMS(g - m) / rounding step that a width must reach where its rounding is not fed back"},
+    {"Kappa", "kappa-every", NULL, OPTION_INT64, OPTION_AT(kappa_every), "200", NULL, 1, STEPS_MAX, "N", FOR_TRAIN,
+     "steps between measurements of kappa and choices of widths"},
+    {"Kappa", "kappa-residual", NULL, OPTION_SWITCH, OPTION_AT(kappa_residual), "on", NULL, 0, 0, "on|off", FOR_TRAIN,
+     "at 4 bits and below, what rounding loses stays in the gradient buffer for the next step"},
+    {"Kappa", "kappa-equilibrate", NULL, OPTION_SWITCH, OPTION_AT(kappa_equilibrate), "on", NULL, 0, 0, "on|off", FOR_RUN,
+     "scale rows and columns of the momentum before it is rounded"},
+    {"Kappa", "kappa-rounding", NULL, OPTION_CHOICE, OPTION_AT(kappa_rounding), "nearest", NULL, 0, 0, "nearest|stochastic", FOR_TRAIN,
+     "rounding of the matrices' momentum"},
+    {"Kappa", "kappa-embedding", NULL, OPTION_CHOICE, OPTION_AT(kappa_embedding), "row", NULL, 0, 0, KAPPA_EMBEDDING_WORDS, FOR_RUN,
+     "second moment of embeddings: one number a row, or one an element in 8bit or fp32"},
+    {"Kappa", "kappa-spike", NULL, OPTION_REAL, OPTION_AT(kappa_spike), "5", NULL, 0, 1e9, "X", FOR_TRAIN,
+     "a matrix's gradient of more than so many times its usual RMS is scaled down to that; 0 = never"},
 
     {"Evaluation", "val-every", "v", OPTION_INT64, OPTION_AT(val_every), "100", "20", 0, STEPS_MAX, "N", FOR_TRAIN,
      "steps between validation losses; 0 = never"},
@@ -311,6 +383,41 @@ static const OptionRow option_table[] = {
      "GPU: GELU inside the matrix product: 0 no, 1 forward, 2 also backward"},
     {"Machine", "config", NULL, OPTION_TEXT, OPTION_AT(config), "", NULL, 0, 0, "FILE", FOR_ALL,
      "read options from a file of lines \"name = value\"; those on the command line win"},
+};
+
+// Defaults that go by another option's word: where `when` is `is`, `name` starts as `standard`.
+typedef struct {
+    const char *when, *is, *name, *standard;
+} OptionDefault;
+
+static const OptionDefault option_defaults[] = {
+    {"optimizer", "adam", "weight-decay", "0"},
+    {"optimizer", "sgd", "lr", "0.1"},
+    {"optimizer", "sgd", "momentum", "0.9"},
+    {"optimizer", "sgd", "weight-decay", "1e-4"},
+    {"optimizer", "sgd", "nesterov", "off"},
+    {"optimizer", "adagrad", "lr", "1e-2"},
+    {"optimizer", "adagrad", "eps", "1e-10"},
+    {"optimizer", "adagrad", "weight-decay", "0"},
+    {"optimizer", "adafactor", "lr", "1e-2"},
+    {"optimizer", "adafactor", "weight-decay", "0"},
+    {"optimizer", "lars", "lr", "1"},
+    {"optimizer", "lars", "momentum", "0.9"},
+    {"optimizer", "lars", "weight-decay", "1e-4"},
+    {"optimizer", "lamb", "lr", "6e-3"},
+    {"optimizer", "lamb", "eps", "1e-6"},
+    {"optimizer", "lamb", "weight-decay", "0.01"},
+    {"optimizer", "lion", "lr", "2e-4"},
+    {"optimizer", "lion", "beta2", "0.98"},
+    {"optimizer", "lion", "weight-decay", "0.6"},
+    {"optimizer", "ademamix", "beta2", "0.999"},
+    {"optimizer", "muon", "lr", "2e-3"},
+    {"optimizer", "normuon", "lr", "2e-3"},
+    {"optimizer", "normuon", "cautious-decay", "on"},
+    {"optimizer", "soap", "lr", "3e-3"},
+    {"optimizer", "soap", "beta1", "0.95"},
+    {"optimizer", "kappa", "lr", "2e-3"},
+    {"optimizer", "kappa", "cautious-decay", "on"},
 };
 
 #define OPTION_ROWS COUNT_OF(option_table)

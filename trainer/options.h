@@ -215,6 +215,7 @@ static bool options_load_line(Options* options, char* line, const char* where, b
     if (!unquote_text(value)) {
         return fail(error, "%s: %s: a value in quotes must end in a quote; \\\", \\\\ and \\x0a are its escapes", where, name);
     }
+    options->in_file[index] = true;
     if (options->source[index] == OPTION_FROM_COMMAND_LINE) { return true; }
     return option_assign_line(options, row, where, value, error);
 }
@@ -254,6 +255,21 @@ bool options_load(Options* options, const char* path, Error* error) {
     return good;
 }
 
+// Defaults that go by a choice, where neither the command line nor the file has a say.
+static void options_defaults_by_choice(Options* options) {
+    char word[64];
+    for (size_t i = 0; i < COUNT_OF(option_defaults); i++) {
+        const OptionDefault* d = &option_defaults[i];
+        const OptionRow *choice = option_find(options->command, d->when, false), *row = option_find(options->command, d->name, false);
+        if (!choice || !row || options->source[row - option_table] != OPTION_FROM_DEFAULT || options->in_file[row - option_table]) { continue; }
+        option_value(options, choice, word, sizeof(word));
+        if (strcmp(word, d->is) != 0) { continue; }
+        bool good = option_set(options, row, d->standard);
+        assert(good);
+        (void)good;
+    }
+}
+
 // The command line, then the file that --config names. For --help and --version only action and command are of use. The program
 // calls options_check next.
 bool options_parse(Options* options, int argc, char** argv, Error* error) {
@@ -280,5 +296,7 @@ bool options_parse(Options* options, int argc, char** argv, Error* error) {
     for (int i = named ? 2 : 1; i < argc; i++) {
         if (!option_parse(options, argc, argv, &i, error)) { return false; }
     }
-    return !options->config[0] || options_load(options, options->config, error);
+    if (options->config[0] && !options_load(options, options->config, error)) { return false; }
+    options_defaults_by_choice(options);
+    return true;
 }

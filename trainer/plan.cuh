@@ -200,7 +200,7 @@ static PlanMemory plan_memory_kind(const char* name) {
         PlanMemory kind;
     } kinds[] = {
         {"parameters", PLAN_WEIGHTS}, {"gradients", PLAN_GRADIENTS}, {"optimizer", PLAN_STATE}, {"fp32 master", PLAN_MASTERS},
-        {"batch", PLAN_OTHER}, {"decoding", PLAN_OTHER},
+        {"lower halves", PLAN_MASTERS}, {"work space of updates", PLAN_OTHER}, {"batch", PLAN_OTHER}, {"decoding", PLAN_OTHER},
     };
     for (size_t i = 0; i < COUNT_OF(kinds); i++) {
         if (strncmp(name, kinds[i].prefix, strlen(kinds[i].prefix)) == 0) { return kinds[i].kind; }

@@ -158,10 +158,7 @@ static SplitInput plan_split_input(const Plan* p) {
     in.sequences = p->sequences;
     in.batch = (size_t)p->options->batch;
     in.element = sizeof(floatX);
-    in.state = sizeof(float) * (double)adamw_info.slots;
-#ifdef FLOATX_BF16
-    in.state += p->options->master_weights ? sizeof(float) : 0;
-#endif
+    in.state = (double)(p->stages[0].memory[PLAN_STATE] + p->stages[0].memory[PLAN_MASTERS]) / in.parameters; // every rank's at stage 0
     in.layer_flops = again * (p->step_flops - p->head_flops) / tokens / m->layers;
     in.head_flops = p->head_flops / tokens;
     in.flops = p->flops;

@@ -59,21 +59,27 @@ static bool selfcheck_steps(Trainer* t, int count, double* losses, Error* error)
     return true;
 }
 
-// CRC-32C over weights, masters and optimizer state, on one rank, which holds all.
-static uint32_t selfcheck_digest(const Trainer* t) {
-    struct {
-        const void* data;
-        size_t bytes;
-    } parts[] = {{t->gpt.params, t->gpt.table.elements * sizeof(floatX)}, {t->slots[0], t->zero.held * sizeof(float)},
-                 {t->slots[1], t->zero.held * sizeof(float)}, {t->master, t->master ? t->zero.held * sizeof(float) : 0}};
-    uint32_t crc = 0;
-    for (size_t i = 0; i < COUNT_OF(parts); i++) {
-        char* copy = (char*)need(malloc(max_size(parts[i].bytes, 1)));
-        device_download(copy, parts[i].data, parts[i].bytes);
-        crc = crc32c(crc, copy, parts[i].bytes);
-        free(copy);
-    }
+static uint32_t selfcheck_digest_bytes(uint32_t crc, const void* data, size_t bytes) {
+    char* copy = (char*)need(malloc(max_size(bytes, 1)));
+    device_download(copy, data, bytes);
+    crc = crc32c(crc, copy, bytes);
+    free(copy);
     return crc;
+}
+
+// CRC-32C over weights, masters, optimizer state and what it left among the gradients, on one rank, which holds all.
+static uint32_t selfcheck_digest(const Trainer* t) {
+    const ParamTable* table = &t->gpt.table;
+    uint32_t crc = selfcheck_digest_bytes(0, t->gpt.params, table->elements * sizeof(floatX));
+    for (size_t u = 0; u < table->unit_count; u++) {
+        UnitState s = optimizer_unit_state(&t->optimizer, &table->tensors[table->units[u].tensor], &table->units[u]);
+        for (int i = 0; i < s.count; i++) {
+            crc = selfcheck_digest_bytes(crc, t->state + t->state_at[u] + s.arrays[i].at, s.arrays[i].count * array_type_bytes(s.arrays[i].type));
+        }
+    }
+    if (t->master) { crc = selfcheck_digest_bytes(crc, t->master, t->zero.held * sizeof(float)); }
+    if (t->master_low) { crc = selfcheck_digest_bytes(crc, t->master_low, t->zero.held * sizeof(uint16_t)); }
+    return t->zero.carry ? selfcheck_digest_bytes(crc, t->gpt.grads, table->elements * sizeof(floatX)) : crc;
 }
 
 // 2n steps at once twice, and n + save + load + n.

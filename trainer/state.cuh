@@ -1,6 +1,7 @@
-// state.cuh - a run's state in and out of a checkpoint folder: model_%08d.bin (weights, llm.c's format), state.safetensors (optimizer
-// slots "adamw.m.qkvw", fp32 masters "master.qkvw", windows of the outlier detectors, and as metadata step and data position),
-// config.txt (all options). Tensors are whole and unpadded: nothing depends on how the run was cut up.
+// state.cuh - a run's state in and out of a checkpoint folder: model_%08d.bin (weights, llm.c's format), state.safetensors (the optimizer's
+// arrays "adamw.m.qkvw", what it left in the gradient buffer "kappa.residual.qkvw", fp32 masters "master.qkvw", windows of the outlier
+// detectors, and as metadata step and data position), config.txt (all options). Tensors are whole and unpadded, a tensor's units in their
+// order: nothing depends on how the run was cut up.
 // Every rank writes the units that it owns (state_save.cuh) and reads those that it keeps, at their places in the same files.
 // Included by train_gpt.cu after the trainer.
 #pragma once
@@ -46,12 +47,18 @@ static bool state_slice_next(const Trainer* t, int which, StateSlice* s) {
     return true;
 }
 
-// One array of the packed layout (optimizer slot or masters) under "prefix.tensor".
+enum { STATE_ARRAY, STATE_RESIDUAL, STATE_MASTER };
+
+// One tensor of state.safetensors: an array of the optimizer's, or a value an element, of all units of a tensor of the model.
 typedef struct {
-    char prefix[24];
-    float* packed; // (zero.held), NULL where that is 0
-    bool masters;
-} StateArray;
+    char name[64];
+    SafeType type;
+    int tensor, kind;
+    int array;       // STATE_ARRAY: which of the unit's
+    uint64_t count;  // elements
+} StateTensor;
+
+#define STATE_TENSORS_MAX (GPT_TENSORS * (OPTIMIZER_MAX_ARRAYS + 2))
 
 static bool state_has_masters(const Trainer* t) {
 #ifdef FLOATX_BF16
@@ -62,22 +69,70 @@ static bool state_has_masters(const Trainer* t) {
 #endif
 }
 
-static int state_arrays(const Trainer* t, StateArray* arrays) {
+static size_t state_elements(const TensorSpec* s) { return s->layers * s->real_rows * s->cols; }
+
+// Elements of the tensor that a unit has.
+static size_t state_unit_count(const Trainer* t, const StateTensor* s, size_t u) {
+    const Unit* unit = &t->gpt.table.units[u];
+    if (s->kind != STATE_ARRAY) { return unit->count; }
+    return optimizer_unit_state(&t->optimizer, &t->gpt.table.tensors[unit->tensor], unit).arrays[s->array].count;
+}
+
+static void state_add_tensor(StateTensor* list, int* count, const char* prefix, const TensorSpec* spec, StateTensor s) {
+    snprintf(s.name, sizeof(s.name), "%s.%s", prefix, spec->name);
+    list[(*count)++] = s;
+}
+
+// Whether the gradient buffer holds something of the tensor between steps (kappa.cuh).
+static bool state_has_residual(const Trainer* t, int tensor) {
+    const Optimizer* z = &t->optimizer;
+    return z->config.kind == OPTIMIZER_KAPPA && t->gpt.table.tensors[tensor].role == ROLE_MATRIX &&
+           kappa_feeds_back(&z->config, z->kappa.width[tensor]);
+}
+
+static const char* state_optimizer_name(const Trainer* t) {
+    static char name[32];
+    choice_word(OPTIMIZER_WORDS, t->options->optimizer, name, sizeof(name));
+    return name;
+}
+
+// All tensors, in the order of the file; list: (STATE_TENSORS_MAX).
+static int state_tensors(const Trainer* t, StateTensor* list) {
+    static const SafeType types[] = {SAFE_F32, SAFE_BF16, SAFE_U8}; // of ArrayType
+    const ParamTable* table = &t->gpt.table;
+    char prefix[48];
     int count = 0;
-    for (int i = 0; i < adamw_info.slots; i++, count++) {
-        snprintf(arrays[count].prefix, sizeof(arrays[count].prefix), "%s.%s", adamw_info.name, adamw_info.slot_names[i]);
-        arrays[count].packed = t->slots[i];
-        arrays[count].masters = false;
+    for (int i = 0; i < table->tensor_count; i++) {
+        UnitState first;
+        memset(&first, 0, sizeof(first));
+        for (size_t u = table->unit_count; u-- > 0;) {
+            if (table->units[u].tensor == i) { first = optimizer_unit_state(&t->optimizer, &table->tensors[i], &table->units[u]); }
+        }
+        for (int a = 0; a < first.count; a++) {
+            StateTensor s = {"", types[first.arrays[a].type], i, STATE_ARRAY, a, 0};
+            for (size_t u = 0; u < table->unit_count; u++) { s.count += table->units[u].tensor == i ? state_unit_count(t, &s, u) : 0; }
+            snprintf(prefix, sizeof(prefix), "%s.%s", state_optimizer_name(t), first.arrays[a].name);
+            state_add_tensor(list, &count, prefix, &table->tensors[i], s);
+        }
+        if (state_has_residual(t, i)) {
+            StateTensor s = {"", sizeof(floatX) == 2 ? SAFE_BF16 : SAFE_F32, i, STATE_RESIDUAL, 0, state_elements(&table->tensors[i])};
+            state_add_tensor(list, &count, "kappa.residual", &table->tensors[i], s);
+        }
     }
-    if (state_has_masters(t)) {
-        strcpy(arrays[count].prefix, "master");
-        arrays[count].packed = t->master;
-        arrays[count++].masters = true;
+    for (int i = 0; state_has_masters(t) && i < table->tensor_count; i++) {
+        StateTensor s = {"", SAFE_F32, i, STATE_MASTER, 0, state_elements(&table->tensors[i])};
+        state_add_tensor(list, &count, "master", &table->tensors[i], s);
     }
     return count;
 }
 
-static size_t state_elements(const TensorSpec* s) { return s->layers * s->real_rows * s->cols; }
+// Where a held unit's part of the tensor is kept; masters have an address only when they are whole.
+static char* state_unit_place(const Trainer* t, const StateTensor* s, size_t u) {
+    if (s->kind == STATE_RESIDUAL) { return (char*)zero_unit_gradient(&t->zero, u); }
+    if (s->kind == STATE_MASTER) { return (char*)(t->master + t->zero.place[u]); }
+    const Unit* unit = &t->gpt.table.units[u];
+    return t->state + t->state_at[u] + optimizer_unit_state(&t->optimizer, &t->gpt.table.tensors[unit->tensor], unit).arrays[s->array].at;
+}
 
 #include "state_save.cuh"
 
@@ -162,21 +217,46 @@ bool state_load_weights(Trainer* t, const char* path, Error* notice, Error* erro
     return true;
 }
 
-static bool state_read_array(const Trainer* t, const SafeReader* r, const StateArray* array, float* piece, Error* error) {
-    StateSlice s = {0, 0, 0, 0, 0};
-    while (state_slice_next(t, STATE_HELD, &s)) {
-        const TensorSpec* spec = &t->gpt.table.tensors[s.tensor];
-        float* to = array->packed + t->zero.place[s.unit];
-        char name[128];
-        snprintf(name, sizeof(name), "%s.%s", array->prefix, spec->name);
-        for (size_t at = 0; at < s.count; at += STATE_PIECE) {
-            size_t n = min_size(STATE_PIECE, s.count - at);
-            if (!safe_read_part(r, name, SAFE_F32, state_elements(spec), s.first + at, n, piece, error)) { return false; }
-            device_upload(to + at, piece, n * sizeof(float));
+// fp32 masters into lower halves; the upper ones are the weights.
+static void state_split_masters(const Trainer* t, size_t u, size_t at, size_t n, const float* values, uint16_t* low, floatX* high) {
+#ifdef FLOATX_BF16
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = float_bits(values[i]);
+        low[i] = (uint16_t)bits;
+        high[i].bits = (uint16_t)((bits + 0x8000u) >> 16);
+    }
+    device_upload(t->master_low + t->zero.place[u] + at, low, n * sizeof(uint16_t));
+    device_upload(zero_unit_weights(&t->zero, u) + at, high, n * sizeof(floatX));
+    device_sync();
+#else
+    (void)t, (void)u, (void)at, (void)n, (void)values, (void)low, (void)high;
+#endif
+}
+
+// The parts of one tensor that this rank keeps. A residual belongs to its unit's owner alone.
+static bool state_read_tensor(const Trainer* t, const SafeReader* r, const StateTensor* s, char* piece, Error* error) {
+    const ParamTable* table = &t->gpt.table;
+    size_t size = safe_types[s->type].bytes, first = 0, n;
+    bool split = s->kind == STATE_MASTER && t->master_low;
+    uint16_t* low = (uint16_t*)host_alloc(split ? STATE_PIECE * sizeof(uint16_t) : 1);
+    floatX* high = (floatX*)host_alloc(split ? STATE_PIECE * sizeof(floatX) : 1);
+    bool good = true;
+    for (size_t u = 0; good && u < table->unit_count; u++) {
+        if (table->units[u].tensor != s->tensor) { continue; }
+        size_t count = state_unit_count(t, s, u);
+        bool mine = zero_holds(&t->zero, u) && (s->kind != STATE_RESIDUAL || zero_owns(&t->zero, u));
+        for (size_t at = 0; good && mine && at < count; at += n) {
+            n = min_size(STATE_PIECE, count - at);
+            good = safe_read_part(r, s->name, s->type, s->count, first + at, n, piece, error);
+            if (good && split) { state_split_masters(t, u, at, n, (const float*)(void*)piece, low, high); }
+            if (good && !split) { device_upload(state_unit_place(t, s, u) + at * size, piece, n * size); }
             device_sync();
         }
+        first += count;
     }
-    return true;
+    host_free(low);
+    host_free(high);
+    return good;
 }
 
 // A run that keeps no masters goes on from those of a bf16 run: they are what its weights were rounded from.
@@ -207,8 +287,9 @@ static bool state_read_scalars(Trainer* t, const SafeReader* r, Error* error) {
     if (!format || strcmp(format, STATE_FORMAT) != 0) {
         return fail(error, "%s: expected format \"%s\", found \"%s\"", r->file.path, STATE_FORMAT, format ? format : "");
     }
-    if (!optimizer || strcmp(optimizer, adamw_info.name) != 0) {
-        return fail(error, "%s was written by optimizer %s; this run uses %s", r->file.path, optimizer ? optimizer : "unknown", adamw_info.name);
+    if (!optimizer || strcmp(optimizer, state_optimizer_name(t)) != 0) {
+        return fail(error, "%s was written by optimizer %s; this run uses %s", r->file.path, optimizer ? optimizer : "unknown",
+                    state_optimizer_name(t));
     }
     if (!safe_find_number(r, "step", &step, error) || !safe_find_number(r, "sequence", &sequence, error) ||
         !safe_find_number(r, "sequence_length", &length, error) || !safe_find_number(r, "skipped", &skipped, error) ||
@@ -227,19 +308,57 @@ static bool state_read_scalars(Trainer* t, const SafeReader* r, Error* error) {
            safe_read(r, "outlier.norm", SAFE_F64, OUTLIER_WINDOW, t->norm_outlier.values, error);
 }
 
-static bool state_read_arrays(Trainer* t, const SafeReader* r, Error* error) {
-    StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
-    int count = state_arrays(t, arrays);
-    float* piece = (float*)host_alloc(STATE_PIECE * sizeof(float));
-    bool good = true, there = safe_find(r, "master.wte") != NULL;
-    for (int a = 0; good && a < count; a++) {
-        if (arrays[a].masters && !there) { // written without masters: start them from the weights
-            trainer_reset_masters(t);
-        } else {
-            good = state_read_array(t, r, &arrays[a], piece, error);
+// Kappa's own: the widths, within which all else is read, the usual size of gradients, counts.
+static bool state_read_kappa(Trainer* t, const SafeReader* r, Error* error) {
+    Kappa* k = &t->optimizer.kappa;
+    uint64_t value;
+    char name[64];
+    if (t->optimizer.config.kind != OPTIMIZER_KAPPA) { return true; }
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
+        if (t->gpt.table.tensors[i].role != ROLE_MATRIX) { continue; }
+        snprintf(name, sizeof(name), "kappa.width.%s", t->gpt.table.tensors[i].name);
+        if (!safe_find_number(r, name, &value, error)) { return false; }
+        if (value != 2 && value != 4 && value != 6 && value != 8 && value != 32) { return fail(error, "%s: %s is %" PRIu64 ", which is no width", r->file.path, name, value); }
+        if (t->optimizer.config.kappa_bits && value != (uint64_t)t->optimizer.config.kappa_bits) {
+            return fail(error, "%s was written with %" PRIu64 " bits for %s; this run has --kappa-bits %d", r->file.path, value,
+                        t->gpt.table.tensors[i].name, t->optimizer.config.kappa_bits);
         }
+        k->width[i] = (int)value;
     }
-    if (good && there && !state_has_masters(t)) { good = state_read_masters_as_weights(t, r, piece, error); }
+    size_t bytes = trainer_place_state(t, &t->optimizer, t->state_at);
+    if (bytes > t->state_bytes) {
+        return fail(error, "%s: its widths take %zu bytes, this run's --kappa-bytes %g gives %zu", r->file.path, bytes, t->options->kappa_bytes,
+                    t->state_bytes);
+    }
+    if (!safe_find_number(r, "kappa.spikes", &value, error)) { return false; }
+    k->spikes = (int64_t)value;
+    if (!safe_find_number(r, "residuals_lost", &value, error)) { return false; }
+    t->residuals_lost = (int64_t)value;
+    return safe_read(r, "kappa.rms", SAFE_F64, t->gpt.table.unit_count, k->rms, error);
+}
+
+// A format of state is not turned into another: what one rounds away the other would not get back.
+static bool state_check_format(const Trainer* t, const SafeReader* r, Error* error) {
+    char own[32];
+    const char* format = safe_find_text(r, "state_format");
+    choice_word(STATE_FORMAT_WORDS, t->options->state_format, own, sizeof(own));
+    return strcmp(format ? format : "fp32", own) == 0 ||
+           fail(error, "%s was written with --state-format %s; this run has %s", r->file.path, format ? format : "fp32", own);
+}
+
+static bool state_read_arrays(Trainer* t, const SafeReader* r, Error* error) {
+    static StateTensor list[STATE_TENSORS_MAX];
+    if (!state_check_format(t, r, error) || !state_read_kappa(t, r, error)) { return false; }
+    int count = state_tensors(t, list);
+    char* piece = (char*)host_alloc(STATE_PIECE * sizeof(float));
+    bool good = true, there = safe_find(r, "master.wte") != NULL;
+    if (t->zero.carry) { zero_grads_clear_all(&t->zero); }
+    for (int i = 0; good && i < count; i++) {
+        if (list[i].kind == STATE_MASTER && !there) { continue; }
+        good = state_read_tensor(t, r, &list[i], piece, error);
+    }
+    if (good && !there && state_has_masters(t)) { trainer_reset_masters(t); } // written without masters: start them from the weights
+    if (good && there && !state_has_masters(t)) { good = state_read_masters_as_weights(t, r, (float*)(void*)piece, error); }
     host_free(piece);
     return good;
 }

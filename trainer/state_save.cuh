@@ -16,24 +16,48 @@ typedef struct {
     bool made;
 } StateAddress;
 
+// A value an element has the shape of its tensor; anything else is a row.
+static void state_declare_tensor(SafeWriter* w, const Trainer* t, const StateTensor* s) {
+    const TensorSpec* spec = &t->gpt.table.tensors[s->tensor];
+    const uint64_t shape[3] = {spec->layers, spec->real_rows, spec->cols};
+    if (s->count == state_elements(spec) && s->type != SAFE_U8) {
+        safe_writer_tensor(w, s->name, s->type, 3, shape);
+    } else {
+        safe_writer_tensor(w, s->name, s->type, 1, &s->count);
+    }
+}
+
+static void state_declare_kappa(SafeWriter* w, const Trainer* t) {
+    const Kappa* k = &t->optimizer.kappa;
+    char name[64];
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
+        if (t->gpt.table.tensors[i].role != ROLE_MATRIX) { continue; }
+        snprintf(name, sizeof(name), "kappa.width.%s", t->gpt.table.tensors[i].name);
+        safe_writer_number(w, name, (uint64_t)k->width[i]);
+    }
+    safe_writer_number(w, "kappa.spikes", (uint64_t)k->spikes);
+    safe_writer_number(w, "residuals_lost", (uint64_t)t->residuals_lost);
+}
+
 static void state_declare(SafeWriter* w, const Trainer* t) {
-    StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
-    int count = state_arrays(t, arrays);
+    static StateTensor list[STATE_TENSORS_MAX];
+    char format[32];
+    int count = state_tensors(t, list);
+    bool kappa = t->optimizer.config.kind == OPTIMIZER_KAPPA;
+    const uint64_t units = t->gpt.table.unit_count;
     safe_writer_init(w);
-    for (int a = 0; a < count; a++) {
-        for (int i = 0; i < t->gpt.table.tensor_count; i++) {
-            const TensorSpec* s = &t->gpt.table.tensors[i];
-            char name[128];
-            snprintf(name, sizeof(name), "%s.%s", arrays[a].prefix, s->name);
-            const uint64_t shape[3] = {s->layers, s->real_rows, s->cols};
-            safe_writer_tensor(w, name, SAFE_F32, 3, shape);
-        }
+    for (int i = 0; i < count; i++) { state_declare_tensor(w, t, &list[i]); }
+    if (kappa) {
+        safe_writer_tensor(w, "kappa.rms", SAFE_F64, 1, &units);
+        state_declare_kappa(w, t);
     }
     const uint64_t window = OUTLIER_WINDOW;
     safe_writer_tensor(w, "outlier.loss", SAFE_F64, 1, &window);
     safe_writer_tensor(w, "outlier.norm", SAFE_F64, 1, &window);
     safe_writer_text(w, "format", STATE_FORMAT);
-    safe_writer_text(w, "optimizer", adamw_info.name);
+    choice_word(STATE_FORMAT_WORDS, t->options->state_format, format, sizeof(format));
+    safe_writer_text(w, "optimizer", state_optimizer_name(t));
+    safe_writer_text(w, "state_format", format);
     safe_writer_text(w, "weights", FLOATX_NAME);
     safe_writer_number(w, "step", (uint64_t)t->step);
     safe_writer_number(w, "sequence", t->sequence);
@@ -120,22 +144,47 @@ static bool state_write_padding(const Trainer* t, StateWriter* w, floatX* piece,
     return true;
 }
 
-static bool state_write_arrays(const Trainer* t, StateWriter* w, float* piece, Error* error) {
-    StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
-    int count = state_arrays(t, arrays);
-    for (int a = 0; a < count; a++) {
-        StateSlice s = {0, 0, 0, 0, 0};
-        while (state_slice_next(t, STATE_OWNED, &s)) {
-            const float* from = arrays[a].packed + t->zero.place[s.unit];
-            int index = a * t->gpt.table.tensor_count + s.tensor;
-            for (size_t at = 0; at < s.count; at += STATE_PIECE) {
-                size_t n = min_size(STATE_PIECE, s.count - at);
-                device_download(piece, from + at, n * sizeof(float));
-                if (!safe_writer_put(&w->tensors, index, (s.first + at) * sizeof(float), piece, n * sizeof(float), error)) { return false; }
-            }
+// Elements at..at+n-1 of an owned unit's part; split masters are put together.
+static void state_fetch(const Trainer* t, const StateTensor* s, size_t u, size_t at, size_t n, char* piece, char* other) {
+    size_t size = safe_types[s->type].bytes;
+    if (s->kind != STATE_MASTER || !t->master_low) {
+        device_download(piece, state_unit_place(t, s, u) + at * size, n * size);
+        return;
+    }
+#ifdef FLOATX_BF16
+    uint16_t *low = (uint16_t*)(void*)other, *high = low + STATE_PIECE;
+    device_download(low, t->master_low + t->zero.place[u] + at, n * sizeof(uint16_t));
+    device_download(high, zero_unit_weights(&t->zero, u) + at, n * sizeof(uint16_t));
+    for (size_t i = 0; i < n; i++) { ((float*)(void*)piece)[i] = weight_split_load(high[i], low[i]); }
+#else
+    (void)other;
+#endif
+}
+
+static bool state_write_tensor(const Trainer* t, StateWriter* w, const StateTensor* s, int index, char* piece, char* other, Error* error) {
+    const ParamTable* table = &t->gpt.table;
+    size_t size = safe_types[s->type].bytes, first = 0, n;
+    for (size_t u = 0; u < table->unit_count; u++) {
+        if (table->units[u].tensor != s->tensor) { continue; }
+        size_t count = state_unit_count(t, s, u);
+        for (size_t at = 0; zero_owns(&t->zero, u) && at < count; at += n) {
+            n = min_size(STATE_PIECE, count - at);
+            state_fetch(t, s, u, at, n, piece, other);
+            if (!safe_writer_put(&w->tensors, index, (first + at) * size, piece, n * size, error)) { return false; }
         }
+        first += count;
     }
     return true;
+}
+
+static bool state_write_arrays(const Trainer* t, StateWriter* w, char* piece, Error* error) {
+    static StateTensor list[STATE_TENSORS_MAX];
+    int count = state_tensors(t, list);
+    char* other = (char*)host_alloc(STATE_PIECE * sizeof(float));
+    bool good = true;
+    for (int i = 0; good && i < count; i++) { good = state_write_tensor(t, w, &list[i], i, piece, other, error); }
+    host_free(other);
+    return good;
 }
 
 // What this rank answers for; on the disk when this returns true.
@@ -144,11 +193,14 @@ static bool state_write_part(const Trainer* t, StateWriter* w, Error* error) {
     int windows = (int)w->tensors.table.count - 2;
     bool first = t->comm->rank == 0;
     bool good = state_write_weights(t, w, (floatX*)piece, error) && (!first || state_write_padding(t, w, (floatX*)piece, error)) &&
-                state_write_arrays(t, w, (float*)piece, error);
+                state_write_arrays(t, w, (char*)piece, error);
     host_free(piece);
     if (good && first) {
         good = safe_writer_put(&w->tensors, windows, 0, t->loss_outlier.values, sizeof(t->loss_outlier.values), error) &&
                safe_writer_put(&w->tensors, windows + 1, 0, t->norm_outlier.values, sizeof(t->norm_outlier.values), error);
+    }
+    if (good && first && t->optimizer.config.kind == OPTIMIZER_KAPPA) {
+        good = safe_writer_put(&w->tensors, windows - 1, 0, t->optimizer.kappa.rms, t->gpt.table.unit_count * sizeof(double), error);
     }
     if (t->comm->size == 1) { return good; } // the commit syncs
     return good && model_writer_sync(&w->model, error) && safe_writer_sync(&w->tensors, error);
@@ -192,9 +244,11 @@ static bool state_commit(const Trainer* t, StateWriter* w, Error* error) {
 
 // Bytes of one checkpoint of this run.
 uint64_t state_bytes(const Trainer* t) {
-    StateArray arrays[OPTIMIZER_MAX_SLOTS + 1];
-    uint64_t count = (uint64_t)state_arrays(t, arrays);
-    return checkpoint_bytes(model_file_bytes(&t->gpt.config, MODEL_FLOATX), count * t->gpt.table.packed * sizeof(float), count * GPT_TENSORS);
+    static StateTensor list[STATE_TENSORS_MAX];
+    int count = state_tensors(t, list);
+    uint64_t bytes = t->gpt.table.unit_count * sizeof(double);
+    for (int i = 0; i < count; i++) { bytes += list[i].count * safe_types[list[i].type].bytes; }
+    return checkpoint_bytes(model_file_bytes(&t->gpt.config, MODEL_FLOATX), bytes, (uint64_t)count);
 }
 
 // Fills what state_open opened, where `good`, and names it; else removes it.
