@@ -290,6 +290,8 @@ static void test_update_refuses(void) {
         {{"--optimizer", "lamb", "--update-clip", "1"}, "lamb has a trust ratio of its own"},
         {{"--optimizer", "kappa", "--state-format", "8bit"}, "kappa has formats of its own"},
         {{"--beta2-half-life", "1M", "--beta2", "0.9"}, "leave --beta2 out"},
+        {{"--optimizer", "adafactor", "--trust-high", "2"}, "leave --trust-high out"},
+        {{"--optimizer", "sgd", "--cautious-decay", "on"}, "leave --cautious-decay out"},
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         size_t n = 0;

@@ -100,7 +100,9 @@ kernels/kv_cache.cuh 1
 kernels/layernorm.cuh 10
 kernels/matmul.cuh 1
 kernels/reduce.cuh 7
-optim/adamw.cuh 1
+optim/adafactor.cuh 7
+optim/apply.cuh 6
+optim/elementwise.cuh 2
 LEAST
 
 # ---- text

@@ -224,6 +224,11 @@ static bool train_check_optimizer(const Options* o, Error* error) {
     if ((optimizer_is(o, "lars") || optimizer_is(o, "lamb")) && (o->trust_high > 0 || o->update_clip > 0)) {
         return fail(error, "%s has a trust ratio of its own; leave --trust-high and --update-clip out", name);
     }
+    if (optimizer_is(o, "adafactor") && o->trust_high > 0) {
+        return fail(error, "adafactor's step is relative to its weights already; leave --trust-high out");
+    }
+    bool coupled = optimizer_is(o, "adam") || optimizer_is(o, "sgd") || optimizer_is(o, "adagrad") || optimizer_is(o, "lars") || optimizer_is(o, "lamb");
+    if (coupled && o->cautious_decay) { return fail(error, "decay is part of %s's gradient or direction; leave --cautious-decay out", name); }
     if ((optimizer_is(o, "adafactor") || optimizer_is(o, "kappa")) && o->state_format != 0) {
         return fail(error, "%s has formats of its own for its state; leave --state-format out", name);
     }
