@@ -82,7 +82,8 @@ static void reference_kappa_momentum(double* m, double* g, size_t count, const R
 }
 
 // An embedding. by_row: v (rows), else v (rows, cols). t: the step, from 1.
-static void reference_kappa_embedding(double* w, double* m, const double* g, double* v, size_t rows, size_t cols, bool by_row, const ReferenceKappa* k, int t) {
+static void reference_kappa_embedding(double* w, double* m, const double* g, double* v, size_t rows, size_t cols, bool by_row,
+                                      const ReferenceKappa* k, int t) {
     double correct1 = 1.0 - pow(k->beta1, t), correct2 = 1.0 - pow(k->beta2, t), ratio = 0.0, *d = reference_zeros(rows * cols);
     for (size_t i = 0; i < rows; i++) {
         double mean = 0.0;

@@ -76,7 +76,8 @@ size_t kappa_work_bytes(const OptimizerConfig* c, const TensorSpec* spec, const 
     UnitState s;
     KappaWork w;
     memset(&s, 0, sizeof(s));
-    size_t apply = apply_work_bytes(unit->count), chunks = round_up(max_size(kappa_chunks(unit->count), unit->rows) * sizeof(float), OPTIMIZER_ALIGN);
+    size_t apply = apply_work_bytes(unit->count), chunks = round_up(max_size(kappa_chunks(unit->count), unit->rows) * sizeof(float),
+                                                                    OPTIMIZER_ALIGN);
     if (spec->role == ROLE_EMBEDDING) { return apply + chunks; }
     size_t rows = unit->rows / (size_t)spec->parts, own = kappa_layout(&w, unit->rows, unit->cols, NULL);
     size_t others = max_size(newton_schulz_work_bytes(rows, unit->cols), normuon_work_bytes(rows, unit->cols));
@@ -124,7 +125,8 @@ DEVICE void kappa_blend_tile(Team t, size_t task, KappaMomentum m, OptimizerUnit
 }
 
 // The same with fp32 momentum: nothing is rounded, nothing is left.
-DEVICE void kappa_blend_plain(Team t, size_t chunk, float* momentum, OptimizerUnit u, float* direction, bool ahead, const StepScalars* scalars) {
+DEVICE void kappa_blend_plain(Team t, size_t chunk, float* momentum, OptimizerUnit u, float* direction, bool ahead,
+                              const StepScalars* scalars) {
     size_t first = chunk * OPTIMIZER_CHUNK;
     int n = (int)min_size(OPTIMIZER_CHUNK, u.count - first);
     float mu = scalars->momentum, scale = *u.grad_scale, look = ahead ? mu : 1.0f;
@@ -201,7 +203,8 @@ DEVICE KappaBlock kappa_block(Team t) {
 DEVICE float kappa_inverse(float factor) { return factor > KAPPA_LEAST ? 1.0f / factor : 0.0f; }
 
 // Elements first .. first + n - 1, a block: M', its factors and x; returns this thread's sum of (g - M')^2 in equilibrated units.
-DEVICE float kappa_block_next(Team t, KappaBlock b, size_t first, int n, const KappaMomentum* m, const OptimizerUnit* u, const KappaWork* w, float mu) {
+DEVICE float kappa_block_next(Team t, KappaBlock b, size_t first, int n, const KappaMomentum* m, const OptimizerUnit* u, const KappaWork* w,
+                              float mu) {
     float change = 0.0f, scale = *u->grad_scale;
     for (int k = 0, run; k < n; k += run) {
         size_t row = (first + (size_t)k) / u->cols, col = (first + (size_t)k) % u->cols;
@@ -251,7 +254,8 @@ DEVICE float kappa_block_residual(Team t, KappaBlock b, floatX* g, int n, float 
 // Codes and scales of the new M' with the new factors; the gradient buffer. w.partial (OPTIMIZER_MEASURED, chunks)
 DEVICE void kappa_encode_chunk(Team t, size_t chunk, KappaMomentum m, OptimizerUnit u, KappaWork w, bool feed_back, bool stochastic,
                                const StepScalars* scalars) {
-    size_t blocks = (u.count + KAPPA_BLOCK - 1) / KAPPA_BLOCK, end = min_size(blocks, (chunk + 1) * KAPPA_CHUNK), bytes = kappa_block_bytes(m.bits);
+    size_t blocks = (u.count + KAPPA_BLOCK - 1) / KAPPA_BLOCK, end = min_size(blocks, (chunk + 1) * KAPPA_CHUNK);
+    size_t bytes = kappa_block_bytes(m.bits);
     size_t chunks = (blocks + KAPPA_CHUNK - 1) / KAPPA_CHUNK;
     float mu = scalars->momentum, feedback = feed_back ? mu / (1.0f - mu) : 0.0f;
     KappaBlock b = kappa_block(t);
@@ -299,7 +303,8 @@ DEVICE void kappa_figures(Team t, size_t task, float* figures, float* error, con
     if (t.rank != 0) { return; }
     float change = sums[KAPPA_CHANGE] - part * part * count * error[0];
     sums[KAPPA_CHANGE] = change > 0.0f ? change : 0.0f;
-    float levels = kappa_levels(KAPPA_RESIDUAL_BITS), kappa = sums[KAPPA_GREATEST] > 0.0f ? sqrtf(sums[KAPPA_CHANGE] / sums[KAPPA_GREATEST]) : 0.0f;
+    float levels = kappa_levels(KAPPA_RESIDUAL_BITS);
+    float kappa = sums[KAPPA_GREATEST] > 0.0f ? sqrtf(sums[KAPPA_CHANGE] / sums[KAPPA_GREATEST]) : 0.0f;
     float share = (1.0f - mu) * levels * kappa / (target * sqrtf(1.0f - mu * mu));
     error[0] = feeds_back ? sums[KAPPA_ERROR] / count : 0.0f;
     error[1] = share < 1.0f ? share * share : 1.0f;
@@ -321,7 +326,8 @@ static inline void kappa_momentum_update(const OptimizerConfig* c, int bits, con
     KappaMomentum m = kappa_momentum(u, bits);
     KappaWork w;
     kappa_layout(&w, u->rows, u->cols, rest);
-    size_t tiles = kappa_tiles(u->cols), chunks = kappa_chunks(u->count), row_tasks = ceil_div(u->rows, KAPPA_LINES), col_tasks = ceil_div(u->cols, KAPPA_LINES);
+    size_t tiles = kappa_tiles(u->cols), chunks = kappa_chunks(u->count), row_tasks = ceil_div(u->rows, KAPPA_LINES);
+    size_t col_tasks = ceil_div(u->cols, KAPPA_LINES);
     bool feeds_back = kappa_feeds_back(c, bits);
     float ahead = !c->nesterov || bits == 2 ? 0.0f : feeds_back ? -1.0f : 1.0f;
     LAUNCH_SCRATCH(kappa_bands(u->rows) * tiles, WARP_TEAM, KAPPA_BLEND_SCRATCH, kappa_blend_tile, m, *u, w, direction, ahead, scalars);
@@ -329,7 +335,8 @@ static inline void kappa_momentum_update(const OptimizerConfig* c, int bits, con
     LAUNCH(1, BLOCK_TEAM, kappa_sum_all, w, (int)u->rows);
     LAUNCH(row_tasks, WARP_TEAM, kappa_row_factors, w, u->rows, u->cols, c->kappa_equilibrate);
     LAUNCH_SCRATCH(col_tasks, WARP_TEAM, KAPPA_LINES * sizeof(float), kappa_col_factors, w, u->rows, u->cols, c->kappa_equilibrate);
-    LAUNCH_SCRATCH(chunks, WARP_TEAM, KAPPA_ENCODE_SCRATCH, kappa_encode_chunk, m, *u, w, feeds_back && u->owner, c->kappa_stochastic, scalars);
+    LAUNCH_SCRATCH(chunks, WARP_TEAM, KAPPA_ENCODE_SCRATCH, kappa_encode_chunk, m, *u, w, feeds_back && u->owner, c->kappa_stochastic,
+                   scalars);
     LAUNCH(1, BLOCK_TEAM, kappa_figures, u->measured, m.error, w.partial, (int)chunks, (float)u->count, feeds_back,
            (float)c->kappa_target, u->grad_scale, scalars);
     LAUNCH(row_tasks + col_tasks, WARP_TEAM, kappa_copy_factors, m, w, u->rows, u->cols);
@@ -415,8 +422,8 @@ DEVICE void kappa_clip(Team t, size_t task, float* figures, const float* ratios,
 }
 
 // Momentum of a block's elements into b.x, the direction into b.next; v: of its elements, or NULL for those of rows.
-DEVICE void kappa_embedding_block(Team t, KappaBlock b, size_t first, int n, const OptimizerUnit* u, const float* rows, const float* v, float clip,
-                                  const StepScalars* s) {
+DEVICE void kappa_embedding_block(Team t, KappaBlock b, size_t first, int n, const OptimizerUnit* u, const float* rows, const float* v,
+                                  float clip, const StepScalars* s) {
     float beta1 = s->beta1, scale = *u->grad_scale, step = clip / s->correction1, root = 1.0f / sqrtf(s->correction2), eps = s->eps;
     for (int k = 0, run; k < n; k += run) {
         size_t row = (first + (size_t)k) / u->cols, col = (first + (size_t)k) % u->cols;
@@ -439,9 +446,10 @@ DEVICE void kappa_embedding_block(Team t, KappaBlock b, size_t first, int n, con
 }
 
 // direction: where to leave it (count floats), or NULL to apply it. scratch: a block's, its weights, and a chunk of v where that is coded
-DEVICE void kappa_embedding_chunk(Team t, size_t chunk, OptimizerUnit u, KappaEmbedding e, float* direction, const float* clip, bool cautious,
-                                  const StepScalars* scalars) {
-    size_t begin = chunk * OPTIMIZER_CHUNK, blocks = (u.count + KAPPA_BLOCK - 1) / KAPPA_BLOCK, end = min_size(blocks, (chunk + 1) * KAPPA_CHUNK);
+DEVICE void kappa_embedding_chunk(Team t, size_t chunk, OptimizerUnit u, KappaEmbedding e, float* direction, const float* clip,
+                                  bool cautious, const StepScalars* scalars) {
+    size_t begin = chunk * OPTIMIZER_CHUNK, blocks = (u.count + KAPPA_BLOCK - 1) / KAPPA_BLOCK;
+    size_t end = min_size(blocks, (chunk + 1) * KAPPA_CHUNK);
     const StepScalars s = *scalars;
     KappaBlock b = kappa_block(t);
     float lr = s.lr * u.lr_scale, decay = u.decay ? s.weight_decay : 0.0f;
@@ -483,8 +491,8 @@ static inline void kappa_embedding_update(const OptimizerConfig* c, const Optimi
         LAUNCH_SCRATCH(chunks, BLOCK_TEAM, coded, kappa_element_moment, *u, e.slot, ratios, scalars);
     }
     LAUNCH(1, BLOCK_TEAM, kappa_clip, work.figures, ratios, (int)(e.rows ? u->rows : chunks), (float)u->count);
-    LAUNCH_SCRATCH(chunks, WARP_TEAM, KAPPA_ENCODE_SCRATCH + KAPPA_BLOCK * sizeof(float) + coded, kappa_embedding_chunk, *u, e, direction, clip,
-                   c->cautious_decay, scalars);
+    LAUNCH_SCRATCH(chunks, WARP_TEAM, KAPPA_ENCODE_SCRATCH + KAPPA_BLOCK * sizeof(float) + coded, kappa_embedding_chunk, *u, e, direction,
+                   clip, c->cautious_decay, scalars);
     if (direction) { update_apply(c, u, direction, 1.0f, scalars); }
 }
 

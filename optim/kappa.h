@@ -3,8 +3,8 @@
 // Whether an update survives rounding is one ratio (kappa.cuh measures it on the equilibrated momentum):
 //     kappa = (1 - mu) RMS(g - m) / step          relative excess variance of the momentum = 1 / (12 kappa^2)
 // Rounding to nearest adds step^2 / 12 a step where the gradient adds ((1 - mu) RMS(g - m))^2. Where what was lost comes back with the next
-// gradient (residual feedback, at 4 bits and below), errors do not add up over the momentum's memory of 1 / (1 - mu^2) steps; only the latest
-// is felt, in the look-ahead: the excess is (1 - mu^2) times as large.
+// gradient (residual feedback, at 4 bits and below), errors do not add up over the momentum's memory of 1 / (1 - mu^2) steps; only the
+// latest is felt, in the look-ahead: the excess is (1 - mu^2) times as large.
 // The rule, every kappa_every steps, from the figures of all units (so that it is the same on all ranks and for any number of them):
 //   1. a tensor needs the cheapest width whose excess is that of kappa_target or less, 8 bits if there is none. A cheaper width than now
 //      must meet the target with KAPPA_MARGIN to spare, the present one may miss it by as much: widths do not flap;
@@ -41,7 +41,8 @@ typedef struct {
 } Kappa;
 
 // Figures of a unit's last encode (OptimizerUnit.measured), in equilibrated units.
-enum { KAPPA_CHANGE, KAPPA_GREATEST, KAPPA_ERROR, KAPPA_TERNARY_STEP }; // sums of (g - m)^2, greatest^2 of the block, e^2, (step at 2 bits)^2
+// sums of (g - m)^2, greatest^2 of the block, e^2, (step at 2 bits)^2
+enum { KAPPA_CHANGE, KAPPA_GREATEST, KAPPA_ERROR, KAPPA_TERNARY_STEP };
 
 static inline bool kappa_feeds_back(const OptimizerConfig* c, int bits) { return c->kappa_residual && bits <= KAPPA_RESIDUAL_BITS; }
 
@@ -161,7 +162,8 @@ static inline int kappa_need(const OptimizerConfig* c, const double* kappa, int 
     return 8;
 }
 
-static inline double kappa_combination_excess(const OptimizerConfig* c, const KappaMatrices* m, const KappaFigures* f, size_t combination, double mu) {
+static inline double kappa_combination_excess(const OptimizerConfig* c, const KappaMatrices* m, const KappaFigures* f, size_t combination,
+                                              double mu) {
     double sum = 0.0;
     for (int i = 0; i < m->count; i++) {
         int bits = kappa_combined(m, combination, i);
@@ -222,7 +224,8 @@ bool kappa_plan(Kappa* k, const OptimizerConfig* c, const ParamTable* table, dou
         return fail(error, "the model has more than %d kinds of matrices: give one width for all by --kappa-bits", KAPPA_MAX_MATRICES);
     }
     if (c->kappa_bits == 0 && !kappa_fits(&m, kappa_combination_bytes(&m, 0))) {
-        return fail(error, "--kappa-bytes is %g; the least is %g (2 bits and the scales of blocks): give more", c->kappa_bytes, kappa_cost(2));
+        return fail(error, "--kappa-bytes is %g; the least is %g (2 bits and the scales of blocks): give more", c->kappa_bytes,
+                    kappa_cost(2));
     }
     for (int i = 0; i < m.count; i++) {
         for (int w = 0; w < KAPPA_WIDTHS; w++) { f.kappa[i][w] = kappa_of_noise(kappa_width_list[w], mu); }
@@ -267,6 +270,7 @@ bool kappa_choose(Kappa* next, const Kappa* now, const OptimizerConfig* c, const
     KappaMatrices m;
     KappaFigures f;
     bool all = kappa_matrices(&m, c, table) && c->kappa_bits == 0;
+    memset(&f, 0, sizeof(f));
     *next = *now;
     for (int i = 0; i < m.count && now->width[m.tensor[i]] <= 8; i++) {
         int t = m.tensor[i], bits = now->width[t];
@@ -325,8 +329,8 @@ size_t kappa_state_bound(const OptimizerConfig* c, const ParamTable* table, cons
 // Spikes
 
 // The factor of a matrix's gradient of this RMS: what brings it down to kappa_spike times its usual RMS, an exponential mean that takes
-// in what is left. A matrix's gradient is not clipped by norm; one a hundred times too large would rule the momentum for 1 / (1 - mu) steps.
-// Depends on reduced values alone: the same on all ranks.
+// in what is left. A matrix's gradient is not clipped by norm; one a hundred times too large would rule the momentum for 1 / (1 - mu)
+// steps. Depends on reduced values alone: the same on all ranks.
 double kappa_spike(Kappa* k, const OptimizerConfig* c, size_t unit, double rms) {
     assert(unit < k->units);
     if (c->kappa_spike <= 0.0 || !isfinite(rms) || rms <= 0.0) { return 1.0; }

@@ -1,10 +1,10 @@
 // kappa_codec.cuh - how Kappa keeps a momentum in 8, 6, 4 or 2 bits an element.
 //   equilibration  x = m / (rho_i gamma_j): rho the RMS of row i, gamma that of column j over that of the matrix. What is left has about
 //                  one size everywhere, so that no row drowns in the step of another. Both are bf16 before they divide: decoding is exact.
-//   codes          linear and symmetric, -L..L with L = 2^(bits-1) - 1, to nearest or stochastically, in blocks of 128 along the matrix with
-//                  a bf16 scale each: the step. From 4 bits on the block's greatest value is L steps. With 2 bits {-1, 0, 1} a step is
-//                  KAPPA_TERNARY mean |x|: the least square error for a normal x is at 1.53 (1.224 sigma); with the greatest value for a
-//                  step nearly all codes would be 0.
+//   codes          linear and symmetric, -L..L with L = 2^(bits-1) - 1, to nearest or stochastically, in blocks of 128 along the matrix,
+//                  each with a bf16 scale: the step. From 4 bits on the block's greatest value is L steps. With 2 bits {-1, 0, 1} a step
+//                  is KAPPA_TERNARY mean |x|: the least square error for a normal x is at 1.53 (1.224 sigma); with the greatest value
+//                  for a step nearly all codes would be 0.
 //   packing        block of 128 = 32 lanes of 4 codes (elements l, l + 32, l + 64, l + 96). A lane's 4 codes are one word of 4 bits bits,
 //                  the first lowest; its bits / 2 bytes stand 32 bytes apart. No bit is lost at any width (6 bits: 4 codes in 3 bytes),
 //                  8 bits are plain signed bytes, and loops over lanes have unit stride.

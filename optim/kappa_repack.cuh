@@ -49,7 +49,8 @@ DEVICE void kappa_decode_chunk(Team t, size_t chunk, float* values, const uint8_
 }
 
 // Adds feedback times what rounding took from a block to the gradient buffer; returns this thread's sum of its squares, equilibrated.
-DEVICE float kappa_reencode_residual(Team t, KappaBlock b, size_t first, int n, const KappaMomentum* m, const OptimizerUnit* u, float feedback) {
+DEVICE float kappa_reencode_residual(Team t, KappaBlock b, size_t first, int n, const KappaMomentum* m, const OptimizerUnit* u,
+                                     float feedback) {
     float error = 0.0f;
     (void)t;
     for (int k = 0, run; k < n; k += run) {
@@ -68,8 +69,8 @@ DEVICE float kappa_reencode_residual(Team t, KappaBlock b, size_t first, int n, 
 }
 
 // values -> codes and scales of m; partial[chunk] = sum of squares of what was lost. scratch: KAPPA_ENCODE_SCRATCH
-DEVICE void kappa_reencode_chunk(Team t, size_t chunk, float* partial, const float* values, KappaMomentum m, OptimizerUnit u, bool feed_back,
-                                 const StepScalars* scalars) {
+DEVICE void kappa_reencode_chunk(Team t, size_t chunk, float* partial, const float* values, KappaMomentum m, OptimizerUnit u,
+                                 bool feed_back, const StepScalars* scalars) {
     size_t blocks = (u.count + KAPPA_BLOCK - 1) / KAPPA_BLOCK, end = min_size(blocks, (chunk + 1) * KAPPA_CHUNK);
     float mu = scalars->momentum, feedback = feed_back ? mu / (1.0f - mu) : 0.0f, error = 0.0f;
     KappaBlock b = kappa_block(t);
@@ -108,8 +109,8 @@ static inline void kappa_reencode(const OptimizerConfig* c, const KappaMove* mov
     size_t kept = move->before.bytes - old[2].at;
     char* rest = u.work + values;
     float* partial = (float*)(void*)(rest + kept);
-    LAUNCH(chunks, WARP_TEAM, kappa_decode_chunk, (float*)(void*)u.work, (const uint8_t*)in + old[0].at, (const uint16_t*)(const void*)(in + old[1].at),
-           from_bits, u.count);
+    LAUNCH(chunks, WARP_TEAM, kappa_decode_chunk, (float*)(void*)u.work, (const uint8_t*)in + old[0].at,
+           (const uint16_t*)(const void*)(in + old[1].at), from_bits, u.count);
     kappa_copy(rest, in + old[2].at, kept);
     kappa_copy(out + next[2].at, rest, kept);
     for (int i = 0; i < move->after.count; i++) { u.state[i] = out + next[i].at; }
