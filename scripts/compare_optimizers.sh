@@ -137,8 +137,8 @@ run_one() { # arm steps points seed options
     if grep -q "\"key\":\"$key\"" "$results"; then
         # the same run may be wanted under the name of another arm
         grep "\"key\":\"$key\"" "$results" | grep -q "\"arm\":\"$arm\"" ||
-            grep -m 1 "\"key\":\"$key\"" "$results" | sed "s/\"arm\":\"[^\"]*\"/\"arm\":\"$arm\"/" >> "$results.add"
-        if [ -s "$results.add" ]; then cat "$results.add" >> "$results" && rm "$results.add"; fi
+            grep -m 1 "\"key\":\"$key\"" "$results" | sed "s/\"arm\":\"[^\"]*\"/\"arm\":\"$arm\"/" >> "$work/$name.add"
+        if [ -s "$work/$name.add" ]; then cat "$work/$name.add" >> "$results" && rm "$work/$name.add"; fi
         return 0
     fi
     say "run: $arm, $steps steps, seed $seed: $setting"
