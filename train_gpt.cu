@@ -900,7 +900,8 @@ static bool run_save(Trainer* t, Run* r, Error* error) {
 }
 
 static bool run_report_skip(Trainer* t, Run* r, const StepResult* result, Error* error) {
-    double value = strncmp(result->skipped, "loss", 4) == 0 ? result->loss_z : strncmp(result->skipped, "norm", 4) == 0 ? result->norm_z : (double)NAN;
+    bool by_loss = strncmp(result->skipped, "loss", 4) == 0, by_norm = strncmp(result->skipped, "norm", 4) == 0;
+    double value = by_loss ? result->loss_z : by_norm ? result->norm_z : (double)NAN;
     progress_clear(&r->progress);
     if (isnan(value)) {
         printf("skipping update: loss %f, gradient norm %f\n", result->loss, result->norm);

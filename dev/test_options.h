@@ -146,6 +146,7 @@ static void check_option_round_trip(const Options* options, const char* what) {
     Error error;
     options_defaults(&test_options_back, options->command);
     CHECK_OK(options_load_text(&test_options_back, text, bytes, "saved", &error), error);
+    options_defaults_by_choice(&test_options_back);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &option_table[i];
         if (!option_serves(row, options->command) || strcmp(row->name, "config") == 0 || strcmp(row->name, "rank") == 0) { continue; }

@@ -44,8 +44,8 @@ static void update_rank_calls(const Comm* comm, const char* name, int stage, siz
     comm_gather_host(comm, &calls, sizeof(calls), all, TRAFFIC_CONTROL);
     for (int r = 0; r < comm->size; r++) { sum += all[r]; }
     free(all);
-    CHECK(sum == alone * (stage == 0 ? (size_t)comm->size : 1), "%s, %d ranks, ZeRO %d: %zu matrices orthogonalised, %zu by one rank", name, comm->size,
-          stage, sum, alone);
+    CHECK(sum == alone * (stage == 0 ? (size_t)comm->size : 1), "%s, %d ranks, ZeRO %d: %zu matrices orthogonalised, %zu by one rank", name,
+          comm->size, stage, sum, alone);
 }
 
 static void test_ranks_update_matrix(void) {

@@ -265,7 +265,7 @@ static inline Product symmetric_product(const Symmetric* s) {
 
 // Row of the lower triangle: the diagonal; and its mirror image.
 DEVICE void symmetric_finish_row(Team t, size_t row, floatX* C, float diagonal, size_t m) {
-    TEAM_FOR(i, (int)row + 1) {
+    for (int i = t.rank; i <= (int)row; i += t.size) {
         float x = load(C + row * m + (size_t)i) + ((size_t)i == row ? diagonal : 0.0f);
         store(C + row * m + (size_t)i, x);
         store(C + (size_t)i * m + row, x);

@@ -55,10 +55,14 @@ DEVICE void normuon_columns(Team t, size_t tile, const float* partial, float* v,
                             const StepScalars* scalars) {
     int begin = (int)tile * NORMUON_TILE, width = cols - begin < NORMUON_TILE ? cols - begin : NORMUON_TILE;
     size_t bands = (rows + NORMUON_BAND - 1) / NORMUON_BAND;
-    TEAM_FOR(i, width) {
-        float sum = 0.0f;
-        for (size_t band = 0; band < bands; band++) { sum += partial[band * (size_t)cols + (size_t)(begin + i)]; }
-        normuon_line((size_t)(begin + i), sum, (float)rows, v, factor, squares, scalars);
+    float* sum = (float*)(void*)t.scratch;
+    TEAM_FOR(i, width) { sum[i] = 0.0f; }
+    for (size_t band = 0; band < bands; band++) {
+        const float* p = partial + band * (size_t)cols + begin;
+        TEAM_FOR(i, width) { sum[i] += p[i]; }
+    }
+    for (int i = t.rank; i < width; i += t.size) { // a few hundred lines: roots and divisions one by one
+        normuon_line((size_t)(begin + i), sum[i], (float)rows, v, factor, squares, scalars);
     }
 }
 
@@ -88,7 +92,7 @@ void normuon_normalise(float* x, float* v, size_t rows, size_t cols, float* work
     if (wide) {
         LAUNCH_SCRATCH(normuon_bands(rows) * tiles, WARP_TEAM, NORMUON_TILE * sizeof(float), normuon_band, partial, x, rows, (int)cols,
                        (int)tiles);
-        LAUNCH(tiles, WARP_TEAM, normuon_columns, partial, v, factor, squares, rows, (int)cols, scalars);
+        LAUNCH_SCRATCH(tiles, WARP_TEAM, NORMUON_TILE * sizeof(float), normuon_columns, partial, v, factor, squares, rows, (int)cols, scalars);
     } else {
         LAUNCH(rows, WARP_TEAM, normuon_row, x, v, factor, squares, (int)cols, scalars);
     }

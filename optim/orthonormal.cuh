@@ -32,7 +32,7 @@ typedef struct {
 // panel (FLOAT_DEPTH, FLOAT_TILE): op(X) from (k0, first) on, zeros past the end; along_k says that k is the unit stride of X.
 DEVICE void float_product_panel(Team t, float* panel, const float* X, size_t ld, bool along_k, size_t first, size_t count, size_t k0,
                                 size_t depth) {
-    TEAM_FOR(i, FLOAT_DEPTH * FLOAT_TILE) {
+    for (int i = t.rank; i < FLOAT_DEPTH * FLOAT_TILE; i += t.size) {
         size_t k = (size_t)(along_k ? i % FLOAT_DEPTH : i / FLOAT_TILE), c = (size_t)(along_k ? i / FLOAT_DEPTH : i % FLOAT_TILE);
         bool inside = k0 + k < depth && first + c < count;
         size_t at = along_k ? (first + c) * ld + k0 + k : (k0 + k) * ld + first + c;

@@ -23,19 +23,21 @@ static void help_wrap(FILE* out, const char* text, int column) {
     fprintf(out, "\n");
 }
 
+static bool same_default(const OptionDefault* a, const OptionDefault* b) {
+    return strcmp(a->name, b->name) == 0 && strcmp(a->standard, b->standard) == 0;
+}
+
 // Adds defaults that go by another option's word: "; sgd, lars: 1e-4".
 static size_t help_other_defaults(const OptionRow* row, char* text, size_t at, size_t size) {
     for (size_t i = 0; i < COUNT_OF(option_defaults); i++) {
         const OptionDefault* d = &option_defaults[i];
         if (strcmp(d->name, row->name) != 0) { continue; }
         bool told = false;
-        for (size_t k = 0; k < i; k++) { told = told || (strcmp(option_defaults[k].name, d->name) == 0 && strcmp(option_defaults[k].standard, d->standard) == 0); }
+        for (size_t k = 0; k < i; k++) { told = told || same_default(&option_defaults[k], d); }
         if (told) { continue; }
         at += (size_t)snprintf(text + at, size - at, "; %s", d->is);
         for (size_t k = i + 1; k < COUNT_OF(option_defaults); k++) {
-            const OptionDefault* other = &option_defaults[k];
-            bool same = strcmp(other->name, d->name) == 0 && strcmp(other->standard, d->standard) == 0;
-            if (same) { at += (size_t)snprintf(text + at, size - at, ", %s", other->is); }
+            if (same_default(&option_defaults[k], d)) { at += (size_t)snprintf(text + at, size - at, ", %s", option_defaults[k].is); }
         }
         at += (size_t)snprintf(text + at, size - at, ": %s", d->standard);
     }
@@ -227,8 +229,10 @@ static bool train_check_optimizer(const Options* o, Error* error) {
     if (optimizer_is(o, "adafactor") && o->trust_high > 0) {
         return fail(error, "adafactor's step is relative to its weights already; leave --trust-high out");
     }
-    bool coupled = optimizer_is(o, "adam") || optimizer_is(o, "sgd") || optimizer_is(o, "adagrad") || optimizer_is(o, "lars") || optimizer_is(o, "lamb");
-    if (coupled && o->cautious_decay) { return fail(error, "decay is part of %s's gradient or direction; leave --cautious-decay out", name); }
+    static const char* const coupled[] = {"adam", "sgd", "adagrad", "lars", "lamb"};
+    bool inside = false;
+    for (size_t i = 0; i < COUNT_OF(coupled); i++) { inside = inside || optimizer_is(o, coupled[i]); }
+    if (inside && o->cautious_decay) { return fail(error, "decay is part of %s's gradient or direction; leave --cautious-decay out", name); }
     if ((optimizer_is(o, "adafactor") || optimizer_is(o, "kappa")) && o->state_format != 0) {
         return fail(error, "%s has formats of its own for its state; leave --state-format out", name);
     }

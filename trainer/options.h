@@ -255,16 +255,21 @@ bool options_load(Options* options, const char* path, Error* error) {
     return good;
 }
 
-// Defaults that go by a choice, where neither the command line nor the file has a say.
+// Defaults that go by a choice, where neither the command line nor the file says otherwise. What a saved configuration says does not count
+// as set where it is such a default.
 static void options_defaults_by_choice(Options* options) {
-    char word[64];
+    char word[64], before[OPTION_VALUE_SIZE], after[OPTION_VALUE_SIZE];
     for (size_t i = 0; i < COUNT_OF(option_defaults); i++) {
         const OptionDefault* d = &option_defaults[i];
         const OptionRow *choice = option_find(options->command, d->when, false), *row = option_find(options->command, d->name, false);
-        if (!choice || !row || options->source[row - option_table] != OPTION_FROM_DEFAULT || options->in_file[row - option_table]) { continue; }
+        if (!choice || !row || options->source[row - option_table] == OPTION_FROM_COMMAND_LINE) { continue; }
         option_value(options, choice, word, sizeof(word));
         if (strcmp(word, d->is) != 0) { continue; }
+        option_value(options, row, before, sizeof(before));
         bool good = option_set(options, row, d->standard);
+        option_value(options, row, after, sizeof(after));
+        if (options->in_file[row - option_table] && strcmp(before, after) != 0) { good = option_set(options, row, before); }
+        if (strcmp(before, after) == 0) { options->source[row - option_table] = OPTION_FROM_DEFAULT; }
         assert(good);
         (void)good;
     }

@@ -318,7 +318,9 @@ static bool state_read_kappa(Trainer* t, const SafeReader* r, Error* error) {
         if (t->gpt.table.tensors[i].role != ROLE_MATRIX) { continue; }
         snprintf(name, sizeof(name), "kappa.width.%s", t->gpt.table.tensors[i].name);
         if (!safe_find_number(r, name, &value, error)) { return false; }
-        if (value != 2 && value != 4 && value != 6 && value != 8 && value != 32) { return fail(error, "%s: %s is %" PRIu64 ", which is no width", r->file.path, name, value); }
+        if (value != 2 && value != 4 && value != 6 && value != 8 && value != 32) {
+            return fail(error, "%s: %s is %" PRIu64 ", which is no width", r->file.path, name, value);
+        }
         if (t->optimizer.config.kappa_bits && value != (uint64_t)t->optimizer.config.kappa_bits) {
             return fail(error, "%s was written with %" PRIu64 " bits for %s; this run has --kappa-bits %d", r->file.path, value,
                         t->gpt.table.tensors[i].name, t->optimizer.config.kappa_bits);

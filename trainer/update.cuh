@@ -56,7 +56,8 @@ static size_t trainer_state_bound(const Trainer* t) {
     for (size_t u = 0; u < table->unit_count; u++) {
         const TensorSpec* spec = &table->tensors[table->units[u].tensor];
         held[u] = zero_holds(&t->zero, u);
-        if (held[u] && optimizer_for(c, spec->role) != OPTIMIZER_KAPPA) { bytes += optimizer_unit_state(&t->optimizer, spec, &table->units[u]).bytes; }
+        bool other = held[u] && optimizer_for(c, spec->role) != OPTIMIZER_KAPPA;
+        if (other) { bytes += optimizer_unit_state(&t->optimizer, spec, &table->units[u]).bytes; }
     }
     bytes += kappa_state_bound(c, table, held);
     free(held);
