@@ -270,6 +270,23 @@ rows_train() {
         --warmup 2 --final-lr-frac 0.2 --weight-decay 0.05 --beta1 0.8 --beta2 0.9 --eps 1e-7 --clip 0.5 --skip-loss-z 50 \
         --skip-norm-z 50 --master-weights off --vocab-size 321 --seq-len 16 --tf32 off --gelu-fusion 2 --progress on \
         --tokenizer data_tokenizer.bin --checkpoint-minutes 0 --log-every 1
+    accept "train: sgd, and rules around the update" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --optimizer sgd --momentum 0.8 \
+        --nesterov on --lr-embedding 0.5 --lr-vector 2 --update-clip 1 --trust-low 0.2 --trust-high 3 --trust-base 0.2 --skip-not-finite 0
+    accept "train: adamw with short state and a growing batch" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --state-format 8bit \
+        --master-format split --cautious-decay on --base-batch 1K --beta2-half-life 64K --batch-warmup 3
+    accept "train: ademamix" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --optimizer ademamix --beta3 0.99 --alpha 4
+    accept "train: lars" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --optimizer lars --lars-trust 0.01
+    accept "train: soap" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --optimizer soap --soap-every 3
+    accept "train: kappa says what it measures" '^kappa: qkvw +[2468] bits, kappa [0-9.]+, rounding variance' ./train_gpt "${plain[@]}" \
+        --steps 6 --optimizer kappa --kappa-every 3 --kappa-bytes 0.7 --kappa-target 1.5 --kappa-spike 4 --output kappa
+    holds "train: so does main.jsonl" grep -q '"step":5,"event":"kappa".*"tensor":"fcw","bits":[2468],"kappa":' kappa/main.jsonl
+    accept "train: kappa as one wants it" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --optimizer kappa --kappa-bits 2 \
+        --kappa-residual off --kappa-equilibrate off --kappa-rounding stochastic --kappa-embedding 8bit
+    refuse "train: another optimizer's option" '[-][-]kappa-bits is an option of --optimizer kappa' ./train_gpt "${plain[@]}" --kappa-bits 4
+    refuse "train: a state of another format" 'was written with --state-format fp32; this run has 8bit' ./train_gpt "${plain[@]}" \
+        --steps 12 --output good --resume on --state-format 8bit
+    refuse "train: a state of another optimizer" 'was written by optimizer adamw; this run uses lion' ./train_gpt "${plain[@]}" \
+        --steps 12 --output good --resume on --optimizer lion
     accept "train: a line every third step" 'step +9/9' ./train_gpt "${plain[@]}" --steps 9 --log-every 3
     holds "train: three lines in nine steps" test "$(grep -c '^step .*/9 ' out)" -eq 3
     accept "train: HellaSwag" '^HellaSwag: [012]/2' ./train_gpt "${plain[@]}" --steps 4 --val-every 2 --hellaswag on \
@@ -517,8 +534,10 @@ rows_use() {
     accept "train: what is for several ranks, on one" 'step 1 reached' "${tiny[@]}" --steps 1 --zero 2 --ranks 1 --rank 0 --ranks-per-node 8 \
         --init auto --master "" --rank-timeout 1m --check-replicas 5
     accept "plan: every option" '^\| ZeRO 3 x 64' ./train_gpt plan --model d12 --vocab-size 50257 --batch 4 --seq-len 512 --total-batch 256K \
-        --recompute 2 --optimizer adamw --master-weights off --sample-every 0 --threads 1 --gemm auto --zero 3 --ranks 64 --ranks-per-node 8 \
+        --recompute 2 --optimizer adamw --state-format 8bit --master-weights off --master-format fp32 --sample-every 0 --threads 1 --gemm auto --zero 3 --ranks 64 --ranks-per-node 8 \
         --rank-timeout 1m --link-mbit 25000 --link-latency-us 20 --node-mbit 100000 --tflops 100 --efficiency 0.4
+    accept "plan: kappa" 'optimizer state' ./train_gpt plan --model d12 --optimizer kappa --kappa-bits 4 --kappa-bytes 0.6 --kappa-equilibrate on \
+        --kappa-embedding row --tflops 1
     accept "plan: what the machine has" 'peak of this machine' ./train_gpt plan --ranks 3
     local command
     for command in eval convert generate selfcheck plan; do

@@ -5,7 +5,7 @@
 // arXiv 2505.16932), each step the best for the interval that the last one left.
 // Products run in floatX, with G on the shorter side: a wide matrix is transposed first.
 #pragma once
-#include "../kernels/matmul.cuh"
+#include "../kernels/product.cuh"
 #include "optimizer.h"
 
 #define NEWTON_SCHULZ_STEPS 5

@@ -103,6 +103,11 @@ kernels/reduce.cuh 7
 optim/adafactor.cuh 7
 optim/apply.cuh 6
 optim/elementwise.cuh 2
+optim/kappa.cuh 24
+optim/kappa_codec.cuh 5
+optim/kappa_repack.cuh 5
+optim/newton_schulz.cuh 3
+optim/normuon.cuh 5
 LEAST
 
 # ---- text

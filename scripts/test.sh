@@ -110,6 +110,7 @@ step "test_gpt: address and undefined-behaviour checks" 400 env ASAN_OPTIONS=det
 step "ranks: 3 processes with address and undefined-behaviour checks" 300 env ASAN_OPTIONS=detect_leaks=0 mpirun -np 3 build/test_gpt_debug ranks
 step "test_cli: the program as its user meets it" 300 bash dev/test_cli.sh
 step "test_cli: the same with address, leak and undefined-behaviour checks" 400 bash dev/test_cli.sh build/train_gpt_debug
+step "test_compare: the sweep over optimizers" 150 bash dev/test_compare.sh
 if echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2> /dev/null; then
     step "test_threads: no data race" 300 bash dev/test_threads.sh
 else
