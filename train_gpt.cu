@@ -1061,6 +1061,7 @@ static void train_print(const Trainer* t) {
         }
     }
     memory_print(&t->gpt.memory, stdout);
+    if (t->zero.held) { printf("optimizer state: %.4f bytes a parameter\n", (double)t->state_bytes / (double)t->zero.held); }
     fflush(stdout);
 }
 

@@ -107,7 +107,7 @@ typedef struct {
 // Weights: with an fp32 master the bf16 weight follows it by stochastic rounding; a split master (bf16 weight + 16 more bits) is rounded
 // to nearest, so that both halves together are the fp32 number; without one the weight itself is rounded stochastically.
 
-DEVICE float weight_split_load(uint16_t high, uint16_t low) { return bits_float(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low); }
+HOST_DEVICE float weight_split_load(uint16_t high, uint16_t low) { return bits_float(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low); }
 
 DEVICE float weight_load(const OptimizerUnit* u, size_t i) {
 #ifdef FLOATX_BF16

@@ -109,12 +109,11 @@ record() { # folder arm setting options key seed steps
             awk '$1 == "val" && $2 == "loss" { print $3 }')
         [[ $loss =~ ^[0-9.]+$ ]] && diverged=false || loss=null
     fi
-    state=$(awk '/^model:.* parameters$/ { n = $(NF - 1) } /^\| optimizer: / { split($0, cell, "|"); mib += cell[3] }
-        END { if (n) { printf "%.3f", mib * 1048576 / n } else { print "null" } }' "$1/out")
+    state=$(sed -n -E 's/^optimizer state: ([0-9.]+) bytes a parameter$/\1/p' "$1/out")
     ms=$(sed -n -E 's/.*"event":"train".*"ms":([0-9.]+),.*/\1/p' "$1/run/main.jsonl" | sort -g |
         awk '{ v[NR] = $1 } END { printf "%.1f", v[int((NR + 1) / 2)] }')
     awk -v head="$(printf '"arm":"%s","setting":"%s","options":"%s","key":"%s","data":"%s","seed":%s,"steps":%s' \
-        "$2" "$3" "$4" "$5" "$data_id" "$6" "$7")" -v loss="$loss" -v diverged="$diverged" -v state="$state" -v ms="$ms" '
+        "$2" "$3" "$4" "$5" "$data_id" "$6" "$7")" -v loss="$loss" -v diverged="$diverged" -v state="${state:-null}" -v ms="$ms" '
         function get(name) { return match($0, "\"" name "\":[^,}]*") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : "" }
         /"event":"config"/ { version = get("git"); gsub(/"/, "", version) }
         /"event":"train"/ { step = get("step") + 1; tokens = get("tokens"); per = tokens / step; l[++n] = get("loss") }
