@@ -462,7 +462,8 @@ typedef struct {
     float* measured;                            // (unit_count, OPTIMIZER_MEASURED): figures of the last update
     float* squares;                             // (unit_count): sums of squares of the step's gradients, alike on all ranks
     int64_t not_finite;       // steps in a row that were left out because loss or gradient was not finite
-    int64_t residuals_lost;   // steps left out with a residual in the gradient buffer
+    bool residual_left;       // the last update left a residual in the gradient buffer
+    int64_t residuals_lost;   // steps left out that lost one
     float *results, *host_results;              // (micro_steps + unit_count): sums of losses, then of the gradients' squares by unit
     char* reports;                              // (ranks + 1) of report_bytes each: a StepReport, from stage 1 a sum for each unit
     size_t report_bytes;
@@ -918,9 +919,13 @@ static bool run_report_kappa(Trainer* t, Run* r, Error* error) {
     for (int i = 0; i < t->gpt.table.tensor_count; i++) {
         const TensorSpec* s = &t->gpt.table.tensors[i];
         if (s->role != ROLE_MATRIX) { continue; }
-        printf("kappa: %-9s %2d bits, kappa %.3f, rounding variance %.4f predicted, %.4f measured\n", s->name, k->width[i], k->kappa[i],
-               k->predicted[i], k->measured[i]);
-        if (!log_kappa(&r->log, t->step - 1, s->name, k->width[i], k->kappa[i], k->predicted[i], k->measured[i], error)) { return false; }
+        if (k->bits[i] == 0) { continue; } // no gradient yet
+        char next[32] = "";
+        if (k->width[i] != k->bits[i]) { snprintf(next, sizeof(next), "; from now on %d bits", k->width[i]); }
+        printf("kappa: %-9s %2d bits, kappa %.3f, rounding variance %.4f predicted, %.4f measured%s\n", s->name, k->bits[i], k->kappa[i],
+               k->predicted[i], k->measured[i], next);
+        KappaRecord record = {s->name, k->bits[i], k->width[i], k->kappa[i], k->predicted[i], k->measured[i]};
+        if (!log_kappa(&r->log, t->step - 1, &record, error)) { return false; }
     }
     return true;
 }

@@ -1,6 +1,6 @@
 // bench.cu - where the time of a training step goes, on the CPU: the whole step, then every op alone at the step's own shapes, its
 // share of the step, the speed it reaches and the share of the measured peak (multiply-add peak, or memory bandwidth).
-//     build/bench [model batch seq_len [steps]]       default: the three shapes of doc/results.md
+//     build/bench [model batch seq_len [steps [optimizer]]]       default: the three shapes of doc/results.md, with AdamW
 // The floor is the step's matrix products alone plus the optimizer's memory traffic at the measured bandwidth.
 #define TESTING
 #include "../train_gpt.cu"
@@ -122,10 +122,48 @@ static void bench_others(Trainer* t, int B, int T) {
     bench_row("embedding backward", 1, s, 0, 0);
     BENCH_TIME(s, gpt_unit_square_sums(g, t->results + t->micro_steps));
     bench_row("gradient norm", 1, s, 0, (double)g->table.packed * sizeof(floatX));
+}
+
+// Newton-Schulz over every matrix of the model, once.
+static void bench_orthogonalise(Trainer* t, float* x, char* work) {
+    const ParamTable* table = &t->gpt.table;
+    for (size_t u = 0; u < table->unit_count; u++) {
+        const Unit* unit = &table->units[u];
+        const TensorSpec* s = &table->tensors[unit->tensor];
+        size_t rows = unit->rows / (size_t)s->parts;
+        for (int p = 0; s->role == ROLE_MATRIX && p < s->parts; p++) { newton_schulz(x, x, rows, unit->cols, work); }
+    }
+}
+
+// The update as a whole; of optimizers that orthogonalise, Newton-Schulz alone and what is left.
+static void bench_optimizer(Trainer* t, const char* name) {
+    const ParamTable* table = &t->gpt.table;
+    OptimizerKind kind = t->optimizer.config.kind;
     StepResult none;
+    double all, orthogonal;
+    char text[64];
     memset(&none, 0, sizeof(none));
-    BENCH_TIME(s, trainer_update(t, &none));
-    bench_row("AdamW", 1, s, 0, 7.0 * 4.0 * (double)g->table.packed);
+    BENCH_TIME(all, trainer_update(t, &none));
+    printf("optimizer state: %.4f bytes a parameter\n", (double)t->state_bytes / (double)table->packed);
+    if (kind != OPTIMIZER_MUON && kind != OPTIMIZER_NORMUON && kind != OPTIMIZER_KAPPA) {
+        bench_row(name, 1, all, 0, kind == OPTIMIZER_ADAMW ? 28.0 * (double)table->packed : 0);
+        return;
+    }
+    size_t most = 0, work = 0;
+    for (size_t u = 0; u < table->unit_count; u++) {
+        if (table->tensors[table->units[u].tensor].role != ROLE_MATRIX) { continue; }
+        most = max_size(most, table->units[u].count);
+        work = max_size(work, newton_schulz_work_bytes(table->units[u].rows, table->units[u].cols));
+    }
+    float* x = (float*)need(device_alloc(most * sizeof(float)));
+    char* space = (char*)need(device_alloc(work));
+    for (size_t i = 0; i < most; i++) { x[i] = (float)(philox_at(1, RANDOM_SAMPLING, 0, 0, i).x[0] >> 8) * 0x1p-23f - 1.0f; }
+    BENCH_TIME(orthogonal, bench_orthogonalise(t, x, space));
+    bench_row("Newton-Schulz", 1, orthogonal, 0, 0);
+    snprintf(text, sizeof(text), "%s, the rest of it", name);
+    bench_row(text, 1, all - orthogonal, 0, 0);
+    device_free(x, most * sizeof(float));
+    device_free(space, work);
 }
 
 static bool bench_data(const char* path, int V, Error* error) {
@@ -164,7 +202,7 @@ static bool bench_steps(Trainer* t, int steps, Error* error) {
 }
 
 // One shape; detail also times every op alone.
-static bool bench_shape(const char* model, const char* batch, const char* length, int steps, bool detail, Error* error) {
+static bool bench_shape(const char* model, const char* batch, const char* length, int steps, const char* optimizer, bool detail, Error* error) {
     static Options o;
     static Trainer t;
     ModelHeader header;
@@ -173,7 +211,7 @@ static bool bench_shape(const char* model, const char* batch, const char* length
     if (fd < 0) { return fail(error, "cannot make a file in /tmp: %s", strerror(errno)); }
     close(fd);
     const char* arguments[] = {"bench", "train", "--train-data", path, "--val-every", "0", "--sample-every", "0", "--model", model, "--batch", batch,
-                               "--seq-len", length, "--steps", "100000", "--warmup", "0", "--lr", "1e-4", "--weight-decay", "0"};
+                               "--seq-len", length, "--steps", "100000", "--warmup", "0", "--lr", "1e-4", "--weight-decay", "0", "--optimizer", optimizer};
     bool good = options_parse(&o, (int)COUNT_OF(arguments), (char**)(uintptr_t)arguments, error) && machine_open(&o, comm_alone(), error) &&
                 model_spec_parse(o.model, o.vocab_size, &header, error) && bench_data(path, header.vocab_size, error) &&
                 trainer_create(&t, &o, &header, error);
@@ -189,6 +227,7 @@ static bool bench_shape(const char* model, const char* batch, const char* length
         printf("peak %.1f GFLOP/s, bandwidth %.1f GB/s\n", 1e-9 * bench.flops, 1e-9 * bench.bandwidth);
         bench_gemms(&t, o.batch, o.seq_len);
         bench_others(&t, o.batch, o.seq_len);
+        bench_optimizer(&t, optimizer);
         double floor = bench.gemm + 28.0 * (double)t.gpt.table.packed / bench.bandwidth;
         printf("ops together %.1f %% of the step; floor (products + optimizer traffic) %.1f ms; step = %.3f x floor\n",
                100.0 * bench.accounted / bench.step, 1e3 * floor, bench.step / floor);
@@ -206,9 +245,9 @@ int main(int argc, char** argv) {
     bool good = true;
     machine_limit_spinning(argv);
     if (argc >= 4) {
-        good = bench_shape(argv[1], argv[2], argv[3], argc > 4 ? atoi(argv[4]) : 12, argc < 6, &error);
+        good = bench_shape(argv[1], argv[2], argv[3], argc > 4 ? atoi(argv[4]) : 12, argc > 5 ? argv[5] : "adamw", argc < 7, &error);
     } else {
-        for (size_t i = 0; good && i < COUNT_OF(shapes); i++) { good = bench_shape(shapes[i][0], shapes[i][1], shapes[i][2], 12, true, &error); }
+        for (size_t i = 0; good && i < COUNT_OF(shapes); i++) { good = bench_shape(shapes[i][0], shapes[i][1], shapes[i][2], 12, "adamw", true, &error); }
     }
     if (!good) { fprintf(stderr, "error: %s\n", error.text); }
     return good ? 0 : 1;

@@ -154,7 +154,7 @@ static void test_update_not_finite(void) {
         floatX good[2];
         update_spoil(&t, good);
         update_mend(&t, good);
-        if (t.zero.carry) { zero_grads_clear_all(&t.zero); } // the residual is lost with the step: not compared
+        if (t.zero.carry) { trainer_forget_residual(&t); } // the residual is lost with the step: not compared
         uint32_t before = selfcheck_digest(&t);
         update_spoil(&t, good);
         for (int k = 0; k < 2; k++) {
@@ -169,6 +169,74 @@ static void test_update_not_finite(void) {
         update_spoil(&t, good);
         CHECK_OK(trainer_step(&t, &r, &error) && trainer_step(&t, &r, &error), error);
         CHECK_FAILS(trainer_step(&t, &r, &error), error, "not finite");
+        trainer_free(&t);
+    }
+}
+
+// Sum over kappa's matrices of what each keeps of its residual's mean square.
+static double update_kappa_error(const Trainer* t) {
+    double sum = 0.0;
+    for (size_t u = 0; u < t->gpt.table.unit_count; u++) {
+        if (t->gpt.table.tensors[t->gpt.table.units[u].tensor].role != ROLE_MATRIX) { continue; }
+        OptimizerUnit unit = trainer_unit(t, &t->optimizer, u, t->state_at[u]);
+        float error;
+        device_download(&error, kappa_momentum(&unit, 4).error, sizeof(error));
+        sum += error;
+    }
+    return sum;
+}
+
+// A step that is left out loses the residual once, and what is kept about it; so does going on without residuals. With them again is no error.
+static void test_update_residual_lost(void) {
+    static Options o;
+    static Trainer t;
+    Error error;
+    StepResult r;
+    floatX good[2];
+    static const UpdateCase run = {{"kappa", "--kappa-bits", "4"}, false}, without = {{"kappa", "--kappa-bits", "4", "--kappa-residual", "off"}, false};
+    {
+        UPDATE_OPTIONS(&o, &run, "--steps", "10", "--batch", "2", "--warmup", "0", "--master-weights", "off");
+        snprintf(o.output, sizeof(o.output), "%s/residual", test_folder());
+        CHECK_OK(folder_make(o.output, &error), error);
+        CHECK_OK(selfcheck_start(&t, &o, false, &error) && trainer_step(&t, &r, &error), error);
+        CHECK(update_kappa_error(&t) > 0.0, "no residual after a step");
+        update_spoil(&t, good);
+        CHECK_OK(trainer_step(&t, &r, &error) && trainer_step(&t, &r, &error), error);
+        CHECK(t.skipped == 2 && t.residuals_lost == 1, "%" PRId64 " steps were left out, %" PRId64 " residuals lost", t.skipped, t.residuals_lost);
+        CHECK(update_kappa_error(&t) == 0.0, "a residual is remembered that is gone");
+        update_mend(&t, good);
+        CHECK_OK(trainer_step(&t, &r, &error) && state_save(&t, o.output, &error), error);
+        CHECK(update_kappa_error(&t) > 0.0, "no residual after the next step");
+        trainer_free(&t);
+    }
+    {
+        UPDATE_OPTIONS(&o, &without, "--steps", "10", "--batch", "2", "--master-weights", "off");
+        snprintf(o.output, sizeof(o.output), "%s/residual", test_folder());
+        CHECK_OK(selfcheck_start(&t, &o, true, &error), error);
+        CHECK(t.residuals_lost == 2 && update_kappa_error(&t) == 0.0, "%" PRId64 " residuals lost", t.residuals_lost);
+        CHECK_OK(trainer_step(&t, &r, &error) && state_save(&t, o.output, &error), error);
+        trainer_free(&t);
+    }
+    UPDATE_OPTIONS(&o, &run, "--steps", "10", "--batch", "2", "--master-weights", "off");
+    snprintf(o.output, sizeof(o.output), "%s/residual", test_folder());
+    CHECK_OK(selfcheck_start(&t, &o, true, &error), error);
+    CHECK(t.residuals_lost == 2, "%" PRId64 " residuals lost", t.residuals_lost);
+    trainer_free(&t);
+}
+
+// Momentum in fp32 does not go on in widths that are chosen, nor one width in another.
+static void test_update_other_widths(void) {
+    static Options o;
+    static Trainer t;
+    Error error;
+    static const UpdateCase cases[] = {{{"kappa", "--kappa-bits", "32"}, true}, {{"kappa"}, false}, {{"kappa", "--kappa-bits", "8"}, false}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        UPDATE_OPTIONS(&o, &cases[i], "--steps", "4", "--batch", "2");
+        snprintf(o.output, sizeof(o.output), "%s/widths", test_folder());
+        CHECK_OK(folder_make(o.output, &error), error);
+        CHECK(selfcheck_start(&t, &o, i > 0, &error) == (i == 0), "case %zu: %s", i, error.text);
+        if (i == 0) { CHECK_OK(state_save(&t, o.output, &error), error); }
+        CHECK(i == 0 || strstr(error.text, "go on with it by --kappa-bits 32"), "case %zu: %s", i, error.text);
         trainer_free(&t);
     }
 }
@@ -295,6 +363,10 @@ static void test_update_refuses(void) {
         {{"--beta2-half-life", "1M", "--beta2", "0.9"}, "leave --beta2 out"},
         {{"--optimizer", "adafactor", "--trust-high", "2"}, "leave --trust-high out"},
         {{"--optimizer", "sgd", "--cautious-decay", "on"}, "leave --cautious-decay out"},
+        {{"--momentum", "0.5"}, "--momentum is an option of --optimizer sgd|lars|"},
+        {{"--optimizer", "sgd", "--beta2-half-life", "1M"}, "--beta2-half-life is an option of"},
+        {{"--optimizer", "kappa", "--kappa-bits", "4", "--kappa-bytes", "0.6"}, "--kappa-bytes is for widths that are chosen"},
+        {{"--master-weights", "off", "--master-format", "split"}, "leave --master-weights on"},
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         size_t n = 0;
@@ -304,6 +376,17 @@ static void test_update_refuses(void) {
         trainer_test_options(&o, all, n);
         CHECK_FAILS(options_check(&o, &error), error, rows[i].part);
     }
+    // a saved configuration with another optimizer: what was its default is not taken over, what its user gave is
+    UpdateCase saved = {{"adagrad", "--weight-decay", "0.02"}, false};
+    {
+        UPDATE_OPTIONS(&o, &saved, "--batch", "2");
+    }
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/saved.txt", test_folder());
+    CHECK_OK(options_save(&o, "", path, &error), error);
+    const char* other[] = {"train_gpt", "train", "--config", path, "--optimizer", "kappa"};
+    CHECK_OK(options_parse(&o, (int)COUNT_OF(other), (char**)(uintptr_t)other, &error) && options_check(&o, &error), error);
+    CHECK(o.lr == 2e-3 && o.eps == 1e-8 && o.weight_decay == 0.02 && o.cautious_decay, "lr %g, eps %g, decay %g", o.lr, o.eps, o.weight_decay);
     UpdateCase small = {{"kappa", "--kappa-bytes", "0.1"}, false};
     static Trainer t;
     UPDATE_OPTIONS(&o, &small, "--batch", "2");
@@ -318,6 +401,8 @@ static const TestRow update_tests[] = {
     {"update: micro-batches do not change an optimizer's steps", test_update_micro_batches},
 #endif
     {"update: steps that are not finite are left out and change nothing", test_update_not_finite},
+    {"update: a residual is lost once, and so is what is kept of it", test_update_residual_lost},
+    {"update: widths that do not go on in others", test_update_other_widths},
     {"update: bytes of state a parameter", test_update_state_bytes},
 #ifdef FLOATX_BF16
     {"update: split masters", test_update_split_masters},

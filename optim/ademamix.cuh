@@ -1,5 +1,5 @@
 // ademamix.cuh - AdEMAMix (Pagliardini et al. 2024, arXiv 2409.03137): a second, slow mean of gradients beside Adam's:
-// d = (m1 / (1 - b1^t) + alpha m2) / (sqrt(vhat) + eps); m2 is not corrected; alpha and b3 rise to their values over the run (schedule.h).
+// d = (m1 / (1 - b1^t) + alpha m2) / (sqrt(vhat) + eps); m2 is not corrected; alpha and b3 rise to their values over the run (trainer/update.cuh).
 #pragma once
 #include "optimizer.h"
 

@@ -501,3 +501,8 @@ void kappa_update(const OptimizerConfig* c, const Kappa* k, const OptimizerUnit*
     if (u->role == ROLE_MATRIX) { kappa_matrix_update(c, k->width[u->tensor], u, scalars); }
     if (u->role == ROLE_EMBEDDING) { kappa_embedding_update(c, u, scalars); }
 }
+
+// The residual in the unit's gradient buffer is gone: nothing is to be subtracted for it. bits: of the momentum.
+void kappa_forget(const OptimizerUnit* u, int bits) {
+    if (bits <= 8) { device_zero(kappa_momentum(u, bits).error, sizeof(float)); }
+}

@@ -33,7 +33,7 @@ static const int kappa_width_list[KAPPA_WIDTHS] = {2, 4, 6, 8};
 
 // Of a run. By tensor: bits, kappa as last measured, and by it the relative excess variance that the law says and that rounding had.
 typedef struct {
-    int width[PARAMS_MAX_TENSORS];
+    int width[PARAMS_MAX_TENSORS], bits[PARAMS_MAX_TENSORS]; // in force; when kappa was measured
     double kappa[PARAMS_MAX_TENSORS], predicted[PARAMS_MAX_TENSORS], measured[PARAMS_MAX_TENSORS];
     double* rms; // (units) usual RMS of the gradient, 0 = none yet
     size_t units;
@@ -133,9 +133,12 @@ static inline double kappa_combination_bytes(const KappaMatrices* m, size_t comb
 // An arena that is 0.53 to the last digit must hold what costs 0.53.
 static inline bool kappa_fits(const KappaMatrices* m, double bytes) { return bytes <= m->arena * (1.0 + 1e-9); }
 
-// Relative excess variance of the momentum by the law.
+// What rounding adds in a step, relative to what the gradient adds, by the law.
+static inline double kappa_step_excess(int bits, double kappa) { return (bits == 2 ? KAPPA_TERNARY_EXCESS : 1.0) / (12.0 * kappa * kappa); }
+
+// Relative excess variance of the momentum.
 static inline double kappa_excess(const OptimizerConfig* c, int bits, double kappa, double mu) {
-    double excess = (bits == 2 ? KAPPA_TERNARY_EXCESS : 1.0) / (12.0 * kappa * kappa);
+    double excess = kappa_step_excess(bits, kappa);
     return kappa_feeds_back(c, bits) ? excess * (1.0 - mu * mu) : excess;
 }
 
@@ -282,7 +285,8 @@ bool kappa_choose(Kappa* next, const Kappa* now, const OptimizerConfig* c, const
         }
         for (int w = 0; w < KAPPA_WIDTHS; w++) { f.kappa[i][w] = kappa_measured(sum, kappa_width_list[w], mu); }
         next->kappa[t] = f.kappa[i][kappa_width_index(bits)];
-        next->predicted[t] = 1.0 / (12.0 * next->kappa[t] * next->kappa[t]);
+        next->bits[t] = bits;
+        next->predicted[t] = kappa_step_excess(bits, next->kappa[t]);
         next->measured[t] = sum[KAPPA_ERROR] / ((1.0 - mu) * (1.0 - mu) * sum[KAPPA_CHANGE]);
     }
     if (!all) { return false; }

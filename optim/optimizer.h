@@ -72,7 +72,7 @@ typedef struct {
 typedef struct {
     float lr;                        // of this step
     float beta1, beta2, beta3, eps, weight_decay;
-    float momentum;                  // sgd, lars, muon, normuon, soap's matrices, kappa's matrices
+    float momentum;                  // sgd, lars, muon, normuon, kappa's matrices
     float correction1, correction2;  // 1 - beta^t of Adam's moments, t counted from 1
     float alpha;                     // ademamix: weight of the slow moment
     float decay_rate;                // adafactor: 1 - t^-0.8
@@ -108,14 +108,6 @@ typedef struct {
 // to nearest, so that both halves together are the fp32 number; without one the weight itself is rounded stochastically.
 
 HOST_DEVICE float weight_split_load(uint16_t high, uint16_t low) { return bits_float(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low); }
-
-DEVICE float weight_load(const OptimizerUnit* u, size_t i) {
-#ifdef FLOATX_BF16
-    if (u->master) { return u->master[i]; }
-    if (u->master_low) { return weight_split_load(u->params[i].bits, u->master_low[i]); }
-#endif
-    return load(u->params + i);
-}
 
 DEVICE void weight_store(const OptimizerUnit* u, size_t i, float value, const StepScalars* s) {
 #ifdef FLOATX_BF16

@@ -384,14 +384,21 @@ bool log_skip(Log* log, int64_t step, const char* reason, float value, Error* er
     return log_end(log, error);
 }
 
-// A tensor's width from the next step on, and what it was chosen by (kappa.h).
-bool log_kappa(Log* log, int64_t step, const char* tensor, int bits, double kappa, double predicted, double measured, Error* error) {
+// What kappa.h measured of a tensor, and the width that it chose.
+typedef struct {
+    const char* tensor;
+    int bits, next_bits; // while it was measured, and from the next step on
+    double kappa, predicted, measured;
+} KappaRecord;
+
+bool log_kappa(Log* log, int64_t step, const KappaRecord* r, Error* error) {
     if (json_begin(log, LOG_KAPPA, step)) {
-        json_field_text(log->json, "tensor", tensor);
-        json_field(log->json, "bits", bits);
-        json_field(log->json, "kappa", kappa);
-        json_field(log->json, "variance_predicted", predicted);
-        json_field(log->json, "variance_measured", measured);
+        json_field_text(log->json, "tensor", r->tensor);
+        json_field(log->json, "bits", r->bits);
+        json_field(log->json, "next_bits", r->next_bits);
+        json_field(log->json, "kappa", r->kappa);
+        json_field(log->json, "variance_predicted", r->predicted);
+        json_field(log->json, "variance_measured", r->measured);
         fprintf(log->json, "}\n");
     }
     return log_end(log, error);

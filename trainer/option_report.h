@@ -195,23 +195,30 @@ static bool train_check_output(const Options* o, Error* error) {
     return true;
 }
 
-// Options that speak of one optimizer alone, by the beginning of their names.
+// Whether a list "a|b" holds the optimizer in force.
+static bool optimizer_among(const Options* o, const char* words) {
+    char name[32];
+    choice_word(OPTIMIZER_WORDS, o->optimizer, name, sizeof(name));
+    return choice_index(words, name) >= 0;
+}
+
+// Options that only some optimizers read, by the beginning of their names. What a file says for another optimizer is passed over.
 static bool train_check_belongs(const Options* o, Error* error) {
+    static const char with_moments[] = "adamw|adam|lamb|lion|ademamix|muon|normuon|soap|kappa";
     static const struct {
-        const char *prefix, *optimizer;
-    } rows[] = {{"kappa-", "kappa"}, {"soap-", "soap"}, {"lars-", "lars"}, {"beta3", "ademamix"}, {"alpha", "ademamix"}};
+        const char *prefix, *optimizers;
+    } rows[] = {{"kappa-", "kappa"}, {"soap-", "soap"}, {"lars-", "lars"}, {"beta3", "ademamix"}, {"alpha", "ademamix"},
+                {"momentum", "sgd|lars|muon|normuon|kappa"}, {"nesterov", "sgd|muon|normuon|kappa"}, {"beta1", with_moments}, {"beta2", with_moments},
+                {"eps", "adamw|adam|adagrad|lamb|ademamix|muon|normuon|soap|kappa"}};
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const char* name = option_table[i].name;
-        for (size_t k = 0; k < COUNT_OF(rows); k++) {
-            bool speaks = strncmp(name, rows[k].prefix, strlen(rows[k].prefix)) == 0;
-            if (!speaks || choice_index(OPTIMIZER_WORDS, rows[k].optimizer) == o->optimizer || !option_given(o, name)) { continue; }
-            return fail(error, "--%s is an option of --optimizer %s; leave it out", name, rows[k].optimizer);
+        for (size_t k = 0; k < COUNT_OF(rows) && o->source[i] == OPTION_FROM_COMMAND_LINE; k++) {
+            if (strncmp(name, rows[k].prefix, strlen(rows[k].prefix)) != 0 || optimizer_among(o, rows[k].optimizers)) { continue; }
+            return fail(error, "--%s is an option of --optimizer %s; leave it out", name, rows[k].optimizers);
         }
     }
     return true;
 }
-
-static bool optimizer_is(const Options* o, const char* name) { return choice_index(OPTIMIZER_WORDS, name) == o->optimizer; }
 
 static bool train_check_optimizer(const Options* o, Error* error) {
     char name[32];
@@ -223,19 +230,22 @@ static bool train_check_optimizer(const Options* o, Error* error) {
     if (o->trust_high == 0 && (option_given(o, "trust-low") || option_given(o, "trust-base"))) {
         return fail(error, "--trust-low and --trust-base mean nothing without a trust ratio; give --trust-high X");
     }
-    if ((optimizer_is(o, "lars") || optimizer_is(o, "lamb")) && (o->trust_high > 0 || o->update_clip > 0)) {
+    if (optimizer_among(o, "lars|lamb") && (o->trust_high > 0 || o->update_clip > 0)) {
         return fail(error, "%s has a trust ratio of its own; leave --trust-high and --update-clip out", name);
     }
-    if (optimizer_is(o, "adafactor") && o->trust_high > 0) {
+    if (optimizer_among(o, "adafactor") && o->trust_high > 0) {
         return fail(error, "adafactor's step is relative to its weights already; leave --trust-high out");
     }
-    static const char* const coupled[] = {"adam", "sgd", "adagrad", "lars", "lamb"};
-    bool inside = false;
-    for (size_t i = 0; i < COUNT_OF(coupled); i++) { inside = inside || optimizer_is(o, coupled[i]); }
-    if (inside && o->cautious_decay) { return fail(error, "decay is part of %s's gradient or direction; leave --cautious-decay out", name); }
-    if ((optimizer_is(o, "adafactor") || optimizer_is(o, "kappa")) && o->state_format != 0) {
+    if (optimizer_among(o, "adam|sgd|adagrad|lars|lamb") && o->cautious_decay) {
+        return fail(error, "decay is part of %s's gradient or direction; leave --cautious-decay out", name);
+    }
+    if (optimizer_among(o, "adafactor|kappa") && o->state_format != 0) {
         return fail(error, "%s has formats of its own for its state; leave --state-format out", name);
     }
+    if (o->kappa_bits != 0 && o->source[option_find(COMMAND_TRAIN, "kappa-bytes", false) - option_table] == OPTION_FROM_COMMAND_LINE) {
+        return fail(error, "--kappa-bytes is for widths that are chosen; leave it or --kappa-bits out");
+    }
+    if (!o->master_weights && o->master_format != 0) { return fail(error, "--master-format split without master weights; leave --master-weights on"); }
     if (o->beta2_half_life > 0 && option_given(o, "beta2")) { return fail(error, "--beta2-half-life sets beta2; leave --beta2 out"); }
     return true;
 }

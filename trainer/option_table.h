@@ -50,6 +50,7 @@ typedef struct {
     bool command_named;
     uint8_t source[OPTION_ROWS_MAX]; // of each row's value: OPTION_FROM_*
     bool in_file[OPTION_ROWS_MAX];   // the row stands in the --config file, maybe with its default
+    char file_optimizer[32];         // the optimizer of the --config file where the command line has another, or ""
     char program[256];               // argv[0], for the commands that are suggested to the user
     // data
     char train_data[OPTION_TEXT_SIZE], val_data[OPTION_TEXT_SIZE], tokenizer[OPTION_TEXT_SIZE], hellaswag_data[OPTION_TEXT_SIZE];
@@ -246,14 +247,14 @@ static const OptionRow option_table[] = {
     {"Optimizer", "state-format", NULL, OPTION_CHOICE, OPTION_AT(state_format), "fp32", NULL, 0, 0, STATE_FORMAT_WORDS, FOR_RUN,
      "how elementwise optimizers keep their state; 8bit and 4bit in blocks with a scale each"},
     {"Optimizer", "clip", NULL, OPTION_REAL, OPTION_AT(clip), "1", NULL, 0, 1e9, "X", FOR_TRAIN,
-     "gradients are scaled down to this norm; 0 = never"},
-    {"Optimizer", "update-clip", NULL, OPTION_REAL, OPTION_AT(update_clip), "0", NULL, 0, 1e9, "X", FOR_TRAIN,
+     "gradients are scaled down to this norm (kappa: those of embeddings and vectors); 0 = never"},
+    {"Optimizer", "update-clip", NULL, OPTION_REAL, OPTION_AT(update_clip), "0", NULL, 0, 1e9, "X", FOR_RUN,
      "an update of a tensor with a greater RMS (before the learning rate) is scaled down to it; 0 = never"},
-    {"Optimizer", "trust-low", NULL, OPTION_REAL, OPTION_AT(trust_low), "0.5", NULL, 0, 1e6, "X", FOR_TRAIN,
+    {"Optimizer", "trust-low", NULL, OPTION_REAL, OPTION_AT(trust_low), "0.5", NULL, 0, 1e6, "X", FOR_RUN,
      "least trust ratio of a tensor: |weights| / (|update| x trust-base)"},
-    {"Optimizer", "trust-high", NULL, OPTION_REAL, OPTION_AT(trust_high), "0", NULL, 0, 1e6, "X", FOR_TRAIN,
+    {"Optimizer", "trust-high", NULL, OPTION_REAL, OPTION_AT(trust_high), "0", NULL, 0, 1e6, "X", FOR_RUN,
      "greatest trust ratio, by which the update is multiplied; 0 = no trust ratio"},
-    {"Optimizer", "trust-base", NULL, OPTION_REAL, OPTION_AT(trust_base), "0.1", NULL, 1e-9, 1e9, "X", FOR_TRAIN,
+    {"Optimizer", "trust-base", NULL, OPTION_REAL, OPTION_AT(trust_base), "0.1", NULL, 1e-9, 1e9, "X", FOR_RUN,
      "|weights| / |update| at which the trust ratio is 1"},
     {"Optimizer", "lars-trust", NULL, OPTION_REAL, OPTION_AT(lars_trust), "0.001", NULL, 0, 1e3, "X", FOR_TRAIN,
      "lars: trust coefficient"},

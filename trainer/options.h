@@ -216,7 +216,11 @@ static bool options_load_line(Options* options, char* line, const char* where, b
         return fail(error, "%s: %s: a value in quotes must end in a quote; \\\", \\\\ and \\x0a are its escapes", where, name);
     }
     options->in_file[index] = true;
-    if (options->source[index] == OPTION_FROM_COMMAND_LINE) { return true; }
+    if (options->source[index] == OPTION_FROM_COMMAND_LINE) {
+        bool optimizer = row->offset == offsetof(Options, optimizer) && choice_index(row->form, value) != options->optimizer;
+        if (optimizer) { snprintf(options->file_optimizer, sizeof(options->file_optimizer), "%.31s", value); }
+        return true;
+    }
     return option_assign_line(options, row, where, value, error);
 }
 
@@ -255,10 +259,28 @@ bool options_load(Options* options, const char* path, Error* error) {
     return good;
 }
 
+// What stands in the file only because it is a default of the file's optimizer means nothing to another one.
+static void options_drop_defaults_of(Options* options, const char* word) {
+    char before[OPTION_VALUE_SIZE], after[OPTION_VALUE_SIZE];
+    for (size_t i = 0; i < COUNT_OF(option_defaults); i++) {
+        const OptionDefault* d = &option_defaults[i];
+        const OptionRow* row = option_find(options->command, d->name, false);
+        if (strcmp(d->is, word) != 0 || !row || options->source[row - option_table] != OPTION_FROM_FILE) { continue; }
+        option_value(options, row, before, sizeof(before));
+        option_set(options, row, d->standard);
+        option_value(options, row, after, sizeof(after));
+        bool same = strcmp(before, after) == 0;
+        option_set(options, row, same ? row->standard : before);
+        if (same) { options->source[row - option_table] = OPTION_FROM_DEFAULT; }
+        options->in_file[row - option_table] = !same;
+    }
+}
+
 // Defaults that go by a choice, where neither the command line nor the file says otherwise. What a saved configuration says does not count
 // as set where it is such a default.
 static void options_defaults_by_choice(Options* options) {
     char word[64], before[OPTION_VALUE_SIZE], after[OPTION_VALUE_SIZE];
+    if (options->file_optimizer[0]) { options_drop_defaults_of(options, options->file_optimizer); }
     for (size_t i = 0; i < COUNT_OF(option_defaults); i++) {
         const OptionDefault* d = &option_defaults[i];
         const OptionRow *choice = option_find(options->command, d->when, false), *row = option_find(options->command, d->name, false);
@@ -268,7 +290,9 @@ static void options_defaults_by_choice(Options* options) {
         option_value(options, row, before, sizeof(before));
         bool good = option_set(options, row, d->standard);
         option_value(options, row, after, sizeof(after));
-        if (options->in_file[row - option_table] && strcmp(before, after) != 0) { good = option_set(options, row, before); }
+        // with another optimizer than the file's, a plain default in the file says nothing
+        bool said = options->source[row - option_table] == OPTION_FROM_FILE || (options->in_file[row - option_table] && !options->file_optimizer[0]);
+        if (said && strcmp(before, after) != 0) { good = option_set(options, row, before); }
         if (strcmp(before, after) == 0) { options->source[row - option_table] = OPTION_FROM_DEFAULT; }
         assert(good);
         (void)good;

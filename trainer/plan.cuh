@@ -24,7 +24,7 @@ typedef enum {
 } PlanMemory;
 
 static const char* const plan_memory_names[PLAN_MEMORY] = {
-    "weights", "gradients", "optimizer state", "fp32 masters", "activations", "communication", "other",
+    "weights", "gradients", "optimizer state", "masters", "activations", "communication", "other",
 };
 
 // What a ZeRO stage comes to.

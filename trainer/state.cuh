@@ -115,7 +115,7 @@ static int state_tensors(const Trainer* t, StateTensor* list) {
             state_add_tensor(list, &count, prefix, &table->tensors[i], s);
         }
         if (state_has_residual(t, i)) {
-            StateTensor s = {"", sizeof(floatX) == 2 ? SAFE_BF16 : SAFE_F32, i, STATE_RESIDUAL, 0, state_elements(&table->tensors[i])};
+            StateTensor s = {"", SAFE_F32, i, STATE_RESIDUAL, 0, state_elements(&table->tensors[i])};
             state_add_tensor(list, &count, "kappa.residual", &table->tensors[i], s);
         }
     }
@@ -126,7 +126,7 @@ static int state_tensors(const Trainer* t, StateTensor* list) {
     return count;
 }
 
-// Where a held unit's part of the tensor is kept; masters have an address only when they are whole.
+// Where a held unit's part of the tensor is kept as the file has it: not split masters, nor a residual in bf16.
 static char* state_unit_place(const Trainer* t, const StateTensor* s, size_t u) {
     if (s->kind == STATE_RESIDUAL) { return (char*)zero_unit_gradient(&t->zero, u); }
     if (s->kind == STATE_MASTER) { return (char*)(t->master + t->zero.place[u]); }
@@ -237,9 +237,9 @@ static void state_split_masters(const Trainer* t, size_t u, size_t at, size_t n,
 static bool state_read_tensor(const Trainer* t, const SafeReader* r, const StateTensor* s, char* piece, Error* error) {
     const ParamTable* table = &t->gpt.table;
     size_t size = safe_types[s->type].bytes, first = 0, n;
-    bool split = s->kind == STATE_MASTER && t->master_low;
+    bool split = s->kind == STATE_MASTER && t->master_low, residual = s->kind == STATE_RESIDUAL;
     uint16_t* low = (uint16_t*)host_alloc(split ? STATE_PIECE * sizeof(uint16_t) : 1);
-    floatX* high = (floatX*)host_alloc(split ? STATE_PIECE * sizeof(floatX) : 1);
+    floatX* high = (floatX*)host_alloc(split || residual ? STATE_PIECE * sizeof(floatX) : 1);
     bool good = true;
     for (size_t u = 0; good && u < table->unit_count; u++) {
         if (table->units[u].tensor != s->tensor) { continue; }
@@ -249,7 +249,9 @@ static bool state_read_tensor(const Trainer* t, const SafeReader* r, const State
             n = min_size(STATE_PIECE, count - at);
             good = safe_read_part(r, s->name, s->type, s->count, first + at, n, piece, error);
             if (good && split) { state_split_masters(t, u, at, n, (const float*)(void*)piece, low, high); }
-            if (good && !split) { device_upload(state_unit_place(t, s, u) + at * size, piece, n * size); }
+            for (size_t i = 0; good && residual && i < n; i++) { store(high + i, ((const float*)(const void*)piece)[i]); }
+            if (good && residual) { device_upload(zero_unit_gradient(&t->zero, u) + at, high, n * sizeof(floatX)); }
+            if (good && !split && !residual) { device_upload(state_unit_place(t, s, u) + at * size, piece, n * size); }
             device_sync();
         }
         first += count;
@@ -321,17 +323,20 @@ static bool state_read_kappa(Trainer* t, const SafeReader* r, Error* error) {
         if (value != 2 && value != 4 && value != 6 && value != 8 && value != 32) {
             return fail(error, "%s: %s is %" PRIu64 ", which is no width", r->file.path, name, value);
         }
-        if (t->optimizer.config.kappa_bits && value != (uint64_t)t->optimizer.config.kappa_bits) {
-            return fail(error, "%s was written with %" PRIu64 " bits for %s; this run has --kappa-bits %d", r->file.path, value,
-                        t->gpt.table.tensors[i].name, t->optimizer.config.kappa_bits);
+        int bits = t->optimizer.config.kappa_bits;
+        if (bits ? value != (uint64_t)bits : value > 8) {
+            return fail(error, "%s was written with %" PRIu64 " bits for %s; go on with it by --kappa-bits %" PRIu64, r->file.path, value,
+                        t->gpt.table.tensors[i].name, value);
         }
         k->width[i] = (int)value;
     }
     size_t bytes = trainer_place_state(t, &t->optimizer, t->state_at);
     if (bytes > t->state_bytes) {
-        return fail(error, "%s: its widths take %zu bytes, this run's --kappa-bytes %g gives %zu", r->file.path, bytes, t->options->kappa_bytes,
-                    t->state_bytes);
+        return fail(error, "%s: the widths of its momentum do not fit in --kappa-bytes %g; give what it was written with (its config.txt says)",
+                    r->file.path, t->options->kappa_bytes);
     }
+    if (!safe_find_number(r, "kappa.residuals", &value, error)) { return false; }
+    t->residual_left = value > 0;
     if (!safe_find_number(r, "kappa.spikes", &value, error)) { return false; }
     k->spikes = (int64_t)value;
     if (!safe_find_number(r, "residuals_lost", &value, error)) { return false; }
@@ -353,11 +358,16 @@ static bool state_read_arrays(Trainer* t, const SafeReader* r, Error* error) {
     if (!state_check_format(t, r, error) || !state_read_kappa(t, r, error)) { return false; }
     int count = state_tensors(t, list);
     char* piece = (char*)host_alloc(STATE_PIECE * sizeof(float));
-    bool good = true, there = safe_find(r, "master.wte") != NULL;
+    bool good = true, there = safe_find(r, "master.wte") != NULL, left = false;
     if (t->zero.carry) { zero_grads_clear_all(&t->zero); }
     for (int i = 0; good && i < count; i++) {
-        if (list[i].kind == STATE_MASTER && !there) { continue; }
+        if ((list[i].kind == STATE_MASTER && !there) || (list[i].kind == STATE_RESIDUAL && !t->residual_left)) { continue; }
+        left = left || list[i].kind == STATE_RESIDUAL;
         good = state_read_tensor(t, r, &list[i], piece, error);
+    }
+    if (good && t->zero.carry && !left) { // none was left, or this run has no use for it
+        t->residuals_lost += t->residual_left;
+        trainer_forget_residual(t);
     }
     if (good && !there && state_has_masters(t)) { trainer_reset_masters(t); } // written without masters: start them from the weights
     if (good && there && !state_has_masters(t)) { good = state_read_masters_as_weights(t, r, (float*)(void*)piece, error); }

@@ -35,6 +35,7 @@ static void state_declare_kappa(SafeWriter* w, const Trainer* t) {
         snprintf(name, sizeof(name), "kappa.width.%s", t->gpt.table.tensors[i].name);
         safe_writer_number(w, name, (uint64_t)k->width[i]);
     }
+    safe_writer_number(w, "kappa.residuals", trainer_feeds_back(t)); // whether there are tensors of them
     safe_writer_number(w, "kappa.spikes", (uint64_t)k->spikes);
     safe_writer_number(w, "residuals_lost", (uint64_t)t->residuals_lost);
 }
@@ -147,11 +148,18 @@ static bool state_write_padding(const Trainer* t, StateWriter* w, floatX* piece,
 // Elements at..at+n-1 of an owned unit's part; split masters are put together.
 static void state_fetch(const Trainer* t, const StateTensor* s, size_t u, size_t at, size_t n, char* piece, char* other) {
     size_t size = safe_types[s->type].bytes;
-    if (s->kind != STATE_MASTER || !t->master_low) {
+    bool narrow = s->kind == STATE_RESIDUAL && sizeof(floatX) == 2;
+    if (!narrow && (s->kind != STATE_MASTER || !t->master_low)) {
         device_download(piece, state_unit_place(t, s, u) + at * size, n * size);
         return;
     }
 #ifdef FLOATX_BF16
+    if (narrow) {
+        floatX* values = (floatX*)(void*)other;
+        device_download(values, zero_unit_gradient(&t->zero, u) + at, n * sizeof(floatX));
+        for (size_t i = 0; i < n; i++) { ((float*)(void*)piece)[i] = load(values + i); }
+        return;
+    }
     uint16_t *low = (uint16_t*)(void*)other, *high = low + STATE_PIECE;
     device_download(low, t->master_low + t->zero.place[u] + at, n * sizeof(uint16_t));
     device_download(high, zero_unit_weights(&t->zero, u) + at, n * sizeof(uint16_t));

@@ -225,6 +225,16 @@ static void trainer_choose_widths(Trainer* t) {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The update
 
+// Whether updates leave residuals in the gradient buffer.
+static bool trainer_feeds_back(const Trainer* t) {
+    const ParamTable* table = &t->gpt.table;
+    bool any = false;
+    for (int i = 0; i < table->tensor_count && t->zero.carry; i++) {
+        any = any || (table->tensors[i].role == ROLE_MATRIX && kappa_feeds_back(&t->optimizer.config, t->optimizer.kappa.width[i]));
+    }
+    return any;
+}
+
 // Owners change their weights, group by group; new weights leave as soon as their group is done.
 static void trainer_update(Trainer* t, StepResult* result) {
     const OptimizerConfig* c = &t->optimizer.config;
@@ -244,16 +254,28 @@ static void trainer_update(Trainer* t, StepResult* result) {
         zero_weights_changed(&t->zero, g);
     }
     if (t->zero.carry) { zero_grads_clear_others(&t->zero); }
-    if (c->kind == OPTIMIZER_KAPPA && (t->step + 1) % c->kappa_every == 0) {
+    t->residual_left = trainer_feeds_back(t);
+    if (c->kind == OPTIMIZER_KAPPA && c->kappa_bits <= 8 && (t->step + 1) % c->kappa_every == 0) {
         trainer_choose_widths(t);
         result->measured = true;
     }
+}
+
+// Nothing is left in the gradient buffer.
+static void trainer_forget_residual(Trainer* t) {
+    zero_grads_clear_all(&t->zero);
+    for (size_t u = 0; u < t->gpt.table.unit_count; u++) {
+        if (!zero_holds(&t->zero, u) || t->gpt.table.tensors[t->gpt.table.units[u].tensor].role != ROLE_MATRIX) { continue; }
+        OptimizerUnit unit = trainer_unit(t, &t->optimizer, u, t->state_at[u]);
+        kappa_forget(&unit, t->optimizer.kappa.width[unit.tensor]);
+    }
+    t->residual_left = false;
 }
 
 // The step is left out: weights and state stay as they are; a residual in the gradient buffer is lost with the gradient around it.
 static void trainer_skip(Trainer* t) {
     t->skipped++;
     if (!t->zero.carry) { return; }
-    t->residuals_lost += t->optimizer.config.kappa_residual;
-    zero_grads_clear_all(&t->zero);
+    t->residuals_lost += t->residual_left;
+    trainer_forget_residual(t);
 }
