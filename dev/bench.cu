@@ -202,7 +202,8 @@ static bool bench_steps(Trainer* t, int steps, Error* error) {
 }
 
 // One shape; detail also times every op alone.
-static bool bench_shape(const char* model, const char* batch, const char* length, int steps, const char* optimizer, bool detail, Error* error) {
+static bool bench_shape(const char* model, const char* batch, const char* length, int steps, const char* optimizer, bool detail,
+                        Error* error) {
     static Options o;
     static Trainer t;
     ModelHeader header;
@@ -211,7 +212,8 @@ static bool bench_shape(const char* model, const char* batch, const char* length
     if (fd < 0) { return fail(error, "cannot make a file in /tmp: %s", strerror(errno)); }
     close(fd);
     const char* arguments[] = {"bench", "train", "--train-data", path, "--val-every", "0", "--sample-every", "0", "--model", model, "--batch", batch,
-                               "--seq-len", length, "--steps", "100000", "--warmup", "0", "--lr", "1e-4", "--weight-decay", "0", "--optimizer", optimizer};
+                               "--seq-len", length, "--steps", "100000", "--warmup", "0", "--lr", "1e-4", "--weight-decay", "0",
+                               "--optimizer", optimizer};
     bool good = options_parse(&o, (int)COUNT_OF(arguments), (char**)(uintptr_t)arguments, error) && machine_open(&o, comm_alone(), error) &&
                 model_spec_parse(o.model, o.vocab_size, &header, error) && bench_data(path, header.vocab_size, error) &&
                 trainer_create(&t, &o, &header, error);
@@ -247,7 +249,9 @@ int main(int argc, char** argv) {
     if (argc >= 4) {
         good = bench_shape(argv[1], argv[2], argv[3], argc > 4 ? atoi(argv[4]) : 12, argc > 5 ? argv[5] : "adamw", argc < 7, &error);
     } else {
-        for (size_t i = 0; good && i < COUNT_OF(shapes); i++) { good = bench_shape(shapes[i][0], shapes[i][1], shapes[i][2], 12, "adamw", true, &error); }
+        for (size_t i = 0; good && i < COUNT_OF(shapes); i++) {
+            good = bench_shape(shapes[i][0], shapes[i][1], shapes[i][2], 12, "adamw", true, &error);
+        }
     }
     if (!good) { fprintf(stderr, "error: %s\n", error.text); }
     return good ? 0 : 1;

@@ -534,7 +534,8 @@ rows_use() {
     accept "train: what is for several ranks, on one" 'step 1 reached' "${tiny[@]}" --steps 1 --zero 2 --ranks 1 --rank 0 --ranks-per-node 8 \
         --init auto --master "" --rank-timeout 1m --check-replicas 5
     accept "plan: every option" '^\| ZeRO 3 x 64' ./train_gpt plan --model d12 --vocab-size 50257 --batch 4 --seq-len 512 --total-batch 256K \
-        --recompute 2 --optimizer adamw --state-format 8bit --master-weights off --master-format fp32 --sample-every 0 --threads 1 --gemm auto --zero 3 --ranks 64 --ranks-per-node 8 \
+        --recompute 2 --optimizer adamw --state-format 8bit --master-weights off --master-format fp32 --sample-every 0 \
+        --update-clip 1 --trust-low 0.5 --trust-high 2 --trust-base 0.1 --threads 1 --gemm auto --zero 3 --ranks 64 --ranks-per-node 8 \
         --rank-timeout 1m --link-mbit 25000 --link-latency-us 20 --node-mbit 100000 --tflops 100 --efficiency 0.4
     accept "plan: kappa" 'optimizer state' ./train_gpt plan --model d12 --optimizer kappa --kappa-bits 4 --kappa-bytes 0.6 --kappa-equilibrate on \
         --kappa-embedding row --tflops 1

@@ -193,7 +193,8 @@ static void test_update_residual_lost(void) {
     Error error;
     StepResult r;
     floatX good[2];
-    static const UpdateCase run = {{"kappa", "--kappa-bits", "4"}, false}, without = {{"kappa", "--kappa-bits", "4", "--kappa-residual", "off"}, false};
+    static const UpdateCase run = {{"kappa", "--kappa-bits", "4"}, false};
+    static const UpdateCase without = {{"kappa", "--kappa-bits", "4", "--kappa-residual", "off"}, false};
     {
         UPDATE_OPTIONS(&o, &run, "--steps", "10", "--batch", "2", "--warmup", "0", "--master-weights", "off");
         snprintf(o.output, sizeof(o.output), "%s/residual", test_folder());

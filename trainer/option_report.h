@@ -245,7 +245,9 @@ static bool train_check_optimizer(const Options* o, Error* error) {
     if (o->kappa_bits != 0 && o->source[option_find(COMMAND_TRAIN, "kappa-bytes", false) - option_table] == OPTION_FROM_COMMAND_LINE) {
         return fail(error, "--kappa-bytes is for widths that are chosen; leave it or --kappa-bits out");
     }
-    if (!o->master_weights && o->master_format != 0) { return fail(error, "--master-format split without master weights; leave --master-weights on"); }
+    if (!o->master_weights && o->master_format != 0) {
+        return fail(error, "--master-format split without master weights; leave --master-weights on");
+    }
     if (o->beta2_half_life > 0 && option_given(o, "beta2")) { return fail(error, "--beta2-half-life sets beta2; leave --beta2 out"); }
     return true;
 }
