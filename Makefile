@@ -101,7 +101,7 @@ test:
 	$(Q)bash scripts/test.sh
 bench: build/bench
 	$(Q)build/bench
-build/bench build/bench_comm: build/%: $(SOURCES) $(wildcard dev/*.cu dev/*.h) Makefile | build
+build/bench build/bench_comm build/bench_newton_schulz: build/%: $(SOURCES) $(wildcard dev/*.cu dev/*.h) Makefile | build
 	$(Q)$(CC) $(CFLAGS) dev/$*.cu -o $@ $(LIBS)
 lint:
 	$(Q)bash scripts/lint.sh
