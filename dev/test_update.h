@@ -395,7 +395,7 @@ static void test_update_refuses(void) {
     CHECK_OK(options_save(&o, "", path, &error), error);
     const char* other[] = {"train_gpt", "train", "--config", path, "--optimizer", "kappa"};
     CHECK_OK(options_parse(&o, (int)COUNT_OF(other), (char**)(uintptr_t)other, &error) && options_check(&o, &error), error);
-    CHECK(o.lr == 2e-3 && o.eps == 1e-8 && o.weight_decay == 0.02 && o.cautious_decay, "lr %g, eps %g, decay %g", o.lr, o.eps, o.weight_decay);
+    CHECK(o.lr == 4e-3 && o.eps == 1e-8 && o.weight_decay == 0.02 && o.cautious_decay, "lr %g, eps %g, decay %g", o.lr, o.eps, o.weight_decay);
     UpdateCase small = {{"kappa", "--kappa-bytes", "0.1"}, false};
     static Trainer t;
     UPDATE_OPTIONS(&o, &small, "--batch", "2");

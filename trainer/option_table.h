@@ -417,7 +417,9 @@ static const OptionDefault option_defaults[] = {
     {"optimizer", "normuon", "cautious-decay", "on"},
     {"optimizer", "soap", "lr", "3e-3"},
     {"optimizer", "soap", "beta1", "0.95"},
-    {"optimizer", "kappa", "lr", "2e-3"},
+    {"optimizer", "kappa", "lr", "4e-3"},
+    {"optimizer", "kappa", "momentum", "0.9"},
+    {"optimizer", "kappa", "nesterov", "off"},
     {"optimizer", "kappa", "cautious-decay", "on"},
 };
 
