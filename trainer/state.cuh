@@ -83,13 +83,6 @@ static void state_add_tensor(StateTensor* list, int* count, const char* prefix, 
     list[(*count)++] = s;
 }
 
-// Whether the gradient buffer holds something of the tensor between steps (kappa.cuh).
-static bool state_has_residual(const Trainer* t, int tensor) {
-    const Optimizer* z = &t->optimizer;
-    return z->config.kind == OPTIMIZER_KAPPA && t->gpt.table.tensors[tensor].role == ROLE_MATRIX &&
-           kappa_feeds_back(&z->config, z->kappa.width[tensor]);
-}
-
 static const char* state_optimizer_name(const Trainer* t) {
     static char name[32];
     choice_word(OPTIMIZER_WORDS, t->options->optimizer, name, sizeof(name));
@@ -114,7 +107,7 @@ static int state_tensors(const Trainer* t, StateTensor* list) {
             snprintf(prefix, sizeof(prefix), "%s.%s", state_optimizer_name(t), first.arrays[a].name);
             state_add_tensor(list, &count, prefix, &table->tensors[i], s);
         }
-        if (state_has_residual(t, i)) {
+        if (trainer_keeps_residual(t, i)) {
             StateTensor s = {"", SAFE_F32, i, STATE_RESIDUAL, 0, state_elements(&table->tensors[i])};
             state_add_tensor(list, &count, "kappa.residual", &table->tensors[i], s);
         }

@@ -225,13 +225,15 @@ static void trainer_choose_widths(Trainer* t) {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The update
 
-// Whether updates leave residuals in the gradient buffer.
+// Whether updates leave residuals of a tensor in the gradient buffer (kappa.cuh); of any.
+static bool trainer_keeps_residual(const Trainer* t, int tensor) {
+    const Optimizer* z = &t->optimizer;
+    return t->zero.carry && t->gpt.table.tensors[tensor].role == ROLE_MATRIX && kappa_feeds_back(&z->config, z->kappa.width[tensor]);
+}
+
 static bool trainer_feeds_back(const Trainer* t) {
-    const ParamTable* table = &t->gpt.table;
     bool any = false;
-    for (int i = 0; i < table->tensor_count && t->zero.carry; i++) {
-        any = any || (table->tensors[i].role == ROLE_MATRIX && kappa_feeds_back(&t->optimizer.config, t->optimizer.kappa.width[i]));
-    }
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) { any = any || trainer_keeps_residual(t, i); }
     return any;
 }
 
