@@ -806,31 +806,16 @@ bool trainer_step(Trainer* t, StepResult* result, Error* error) {
 }
 
 #include "trainer/state.cuh"
+#include "trainer/report.cuh"
+#include "trainer/start.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The training loop
-
-// What a run shows and writes, beside the trainer.
-typedef struct {
-    Log log;
-    RunLock lock;
-    Progress progress;
-    LossHistory history;
-    Rate rate;
-    double start;            // seconds
-    size_t resident;         // bytes of memory in use at start-up
-    int64_t saved_step;      // -1: nothing saved yet by this run
-    double val_loss;         // the last one
-    double step_seconds;     // of all steps of this run but the first, which warms up
-    int64_t step_count;
-} Run;
 
 // When rank 0's clock asks for the next checkpoint.
 static void run_set_save_time(Trainer* t) {
     t->save_time = t->options->checkpoint_minutes > 0 ? seconds_now() + 60.0 * t->options->checkpoint_minutes : 0.0;
 }
-
-static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 // Where something went wrong on this rank alone (a full disk under the log): with others, they are told at the next exchange.
 static bool run_late(Trainer* t, bool good, const Error* error) {
@@ -900,57 +885,6 @@ static bool run_save(Trainer* t, Run* r, Error* error) {
     return run_late(t, log_checkpoint(&r->log, t->step, folder, seconds, error), error);
 }
 
-static bool run_report_skip(Trainer* t, Run* r, const StepResult* result, Error* error) {
-    bool by_loss = strncmp(result->skipped, "loss", 4) == 0, by_norm = strncmp(result->skipped, "norm", 4) == 0;
-    double value = by_loss ? result->loss_z : by_norm ? result->norm_z : (double)NAN;
-    progress_clear(&r->progress);
-    if (isnan(value)) {
-        printf("skipping update: loss %f, gradient norm %f\n", result->loss, result->norm);
-    } else {
-        printf("skipping update due to %s of %f\n", result->skipped, value);
-    }
-    return log_skip(&r->log, t->step - 1, result->skipped, (float)value, error);
-}
-
-// The widths of kappa's momentum, and what they were chosen by.
-static bool run_report_kappa(Trainer* t, Run* r, Error* error) {
-    const Kappa* k = &t->optimizer.kappa;
-    progress_clear(&r->progress);
-    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
-        const TensorSpec* s = &t->gpt.table.tensors[i];
-        if (s->role != ROLE_MATRIX) { continue; }
-        if (k->bits[i] == 0) { continue; } // no gradient yet
-        char next[32] = "";
-        if (k->width[i] != k->bits[i]) { snprintf(next, sizeof(next), "; from now on %d bits", k->width[i]); }
-        printf("kappa: %-9s %2d bits, kappa %.3f, rounding variance %.4f predicted, %.4f measured%s\n", s->name, k->bits[i], k->kappa[i],
-               k->predicted[i], k->measured[i], next);
-        KappaRecord record = {s->name, k->bits[i], k->width[i], k->kappa[i], k->predicted[i], k->measured[i]};
-        if (!log_kappa(&r->log, t->step - 1, &record, error)) { return false; }
-    }
-    return true;
-}
-
-static bool run_report_step(Trainer* t, Run* r, const StepResult* result, double seconds, Error* error) {
-    char line[320];
-    double tokens = result->tokens, flops = machine_flops() * t->comm->size;
-    StepRecord record = {t->step - 1, t->steps, (float)result->loss, (float)result->loss_z, (float)result->norm, (float)result->norm_z,
-                         result->lr, 1e3 * seconds, flops > 0 ? gpt_step_flops(&t->gpt, tokens, t->T) / (seconds * flops) : -1.0,
-                         rate_add(&r->rate, tokens, seconds), -1.0, (int64_t)t->sequence * t->T, t->comm->size, result->traffic};
-    if (r->step_count++ > 0) { r->step_seconds += seconds; }
-    record.eta = (double)(t->steps - t->step) * (double)t->sequences * t->T / fmax(record.tokens_per_second, 1e-9);
-    loss_history_add(&r->history, t->step, (float)result->loss);
-    if (due(t->step, t->options->log_every) || (t->options->log_every > 0 && t->step == t->steps)) {
-        progress_clear(&r->progress);
-        step_line(&record, line, sizeof(line));
-        printf("%s\n", line);
-    }
-    if (result->skipped && !run_report_skip(t, r, result, error)) { return false; }
-    if (result->measured && !run_report_kappa(t, r, error)) { return false; }
-    progress_step(&r->progress, &record);
-    fflush(stdout);
-    return log_train(&r->log, &record, error);
-}
-
 // Trains from t->step to t->steps, or until something asks it to stop; *stopped says what. Collective.
 static bool run_loop(Trainer* t, Run* r, const char** stopped, Error* error) {
     const Options* o = t->options;
@@ -975,198 +909,6 @@ static bool run_loop(Trainer* t, Run* r, const char** stopped, Error* error) {
 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The train command
-
-// The shape of the model that --model or, when resuming, the checkpoint asks for; file: where weights come from, "" = random ones.
-static bool train_find_model(const Options* o, const Tokenizer* tokenizer, char* folder, uint64_t* step, char* file, ModelHeader* model,
-                             Error* error) {
-    Error notice;
-    int version, vocab = o->vocab_size ? o->vocab_size : (int)tokenizer->vocab_size;
-    folder[0] = file[0] = 0;
-    if (o->resume) {
-        if (!checkpoint_find_latest(o->output, folder, step, &notice, error)) { return false; }
-        if (notice.text[0]) { fprintf(stderr, "notice: %s\n", notice.text); }
-        if (!folder[0]) { fprintf(stderr, "notice: %s holds no checkpoint yet: starting a new run\n", o->output); }
-    }
-    if (folder[0]) {
-        snprintf(file, PATH_MAX + 64, "%s/model_%08" PRIu64 ".bin", folder, *step);
-    } else if (model_spec_is_new(o->model)) {
-        return model_spec_parse(o->model, vocab, model, error);
-    } else if (!state_find_model(o->model, file, &notice, error)) {
-        return false;
-    }
-    if (!model_file_read_header(file, model, &version, error)) { return false; }
-    ModelHeader asked;
-    if (folder[0] && option_given(o, "model") && model_spec_is_new(o->model)) {
-        if (!model_spec_parse(o->model, vocab, &asked, error)) { return false; }
-        if (memcmp(&asked, model, sizeof(asked)) != 0) {
-            return fail(error, "%s holds a model of another shape than --model %s; leave --model out to resume it, or give another --output",
-                        folder, o->model);
-        }
-    }
-    if (vocab && vocab > model->vocab_size) { return fail(error, "%s has %d tokens, the vocabulary %d", file, model->vocab_size, vocab); }
-    return true;
-}
-
-// Makes and locks the output folder, before anything is read from it: another run may be saving there.
-static bool train_lock_output(const Options* o, Run* r, Error* error) {
-    return !o->output[0] || (folder_make(o->output, error) && run_lock_take(&r->lock, o->output, error));
-}
-
-// Where a run begins: found by rank 0, told to all.
-typedef struct {
-    char folder[PATH_MAX], file[PATH_MAX + 64]; // a checkpoint to go on from, a model file to start from; "" = none
-    uint64_t step;
-    ModelHeader model;
-} TrainStart;
-
-static bool train_find_start(Trainer* t, Run* r, TrainStart* start, Error* error) {
-    const Options* o = t->options;
-    bool good = true;
-    memset(start, 0, sizeof(*start));
-    if (t->comm->rank == 0) { good = train_lock_output(o, r, error) && tokenizer_find(&t->tokenizer, o->tokenizer, o->train_data, error); }
-    if (good && t->comm->rank == 0) { good = train_find_model(o, &t->tokenizer, start->folder, &start->step, start->file, &start->model, error); }
-    if (!comm_agree(t->comm, good, error)) { return false; }
-    comm_share(t->comm, start, sizeof(*start));
-    return !o->output[0] || state_output_shared(t->comm, o->output, error);
-}
-
-static bool train_load(Trainer* t, const TrainStart* start, Error* error) {
-    Error notice = {{0}};
-    bool talks = t->comm->rank == 0;
-    if (start->folder[0]) {
-        if (!state_load(t, start->folder, start->step, &notice, error)) { return false; }
-        printf("resuming from %s: step %" PRId64 "\n", start->folder, t->step);
-    } else if (start->file[0]) {
-        if (!state_load_weights(t, start->file, &notice, error)) { return false; }
-        trainer_reset_masters(t);
-        printf("weights from %s\n", start->file);
-    } else {
-        gpt_init(&t->gpt, (uint64_t)t->options->seed);
-        trainer_reset_masters(t);
-    }
-    if (notice.text[0] && talks) { fprintf(stderr, "notice: %s\n", notice.text); }
-    return true;
-}
-
-static void train_print(const Trainer* t) {
-    const ModelHeader* m = &t->gpt.config;
-    machine_print(stdout);
-    options_print(t->options, stdout);
-    printf("model: %d layers, %d heads, %d channels, context %d, vocabulary %d (padded %d): %zu parameters\n", m->layers, m->heads, m->channels,
-           m->max_seq_len, m->vocab_size, m->padded_vocab, t->gpt.table.packed);
-    printf("data: %" PRIu64 " tokens in %zu file(s), %" PRIu64 " sequences of %d; a step takes %zu in %zu micro-batch(es); %" PRId64 " steps\n",
-           t->train.tokens, t->train.shard_count, t->train.sequences, t->T, t->sequences, t->micro_steps, t->steps);
-    if (t->comm->size > 1) {
-        double elements, work;
-        owners_balance(&t->gpt.table, t->comm->size, t->zero.owner, &elements, &work);
-        printf("ranks: %d on %d node(s), ZeRO %d; largest share / mean: parameters %.3f, matrix work %.3f\n", t->comm->size, t->comm->nodes,
-               t->zero.stage, elements, work);
-        if (t->options->sample_every > 0 && t->zero.stage == 3) {
-            fprintf(stderr, "notice: no samples: at ZeRO 3 no rank holds the whole model; use generate on a checkpoint\n");
-        }
-    }
-    memory_print(&t->gpt.memory, stdout);
-    if (t->zero.held) { printf("optimizer state: %.4f bytes a parameter\n", (double)t->state_bytes / (double)t->zero.held); }
-    fflush(stdout);
-}
-
-// A new run among the checkpoints of another would lose its own: those with the highest steps are kept, and resumed.
-static bool train_refuse_mixture(const Options* o, Error* error) {
-    CheckpointList list;
-    if (!checkpoint_scan(o->output, &list, error)) { return false; }
-    size_t count = list.count;
-    uint64_t newest = count ? list.steps[0] : 0;
-    checkpoint_list_free(&list);
-    return count == 0 || fail(error, "%s holds checkpoints of an earlier run, up to step %" PRIu64 "%s, or give another --output", o->output, newest,
-                              o->resume ? ", and none is whole: remove them" : ": go on with it by --resume on");
-}
-
-// How many of the checkpoints that will be kept are there already.
-static int train_checkpoints_kept(const char* output, int keep) {
-    CheckpointList list;
-    Error ignored;
-    if (!checkpoint_list(output, &list, &ignored)) { return 0; }
-    int count = list.count < (size_t)keep ? (int)list.count : keep;
-    checkpoint_list_free(&list);
-    return count;
-}
-
-// A resumed run must go on with the vocabulary it began with, or its model's words change their meaning.
-static bool train_same_tokenizer(const Trainer* t, Error* error) {
-    char path[OPTION_TEXT_SIZE + 16];
-    Tokenizer before;
-    snprintf(path, sizeof(path), "%s/tokenizer.bin", t->options->output);
-    if (!t->tokenizer.vocab_size || access(path, R_OK) != 0) { return true; }
-    memset(&before, 0, sizeof(before));
-    if (!tokenizer_open(&before, path, error)) { return false; }
-    bool same = before.vocab_size == t->tokenizer.vocab_size && before.bytes.count == t->tokenizer.bytes.count &&
-                memcmp(before.bytes.data, t->tokenizer.bytes.data, before.bytes.count) == 0;
-    tokenizer_free(&before);
-    return same || fail(error, "%s is another tokenizer than that of the data; resume with the data of the first run, or give another --output",
-                        path);
-}
-
-// Sees that the disk is large enough, keeps the tokenizer in the output folder, and opens the logs.
-static bool train_open_output(Trainer* t, Run* r, bool resumed, Error* error) {
-    const Options* o = t->options;
-    if (o->output[0]) {
-        char path[OPTION_TEXT_SIZE + 16], purpose[96];
-        uint64_t one = state_bytes(t);
-        int keep = o->keep > 0 ? o->keep : 1;
-        if (!resumed && !train_refuse_mixture(o, error)) { return false; }
-        int missing = keep - train_checkpoints_kept(o->output, keep);
-        snprintf(purpose, sizeof(purpose), "%d more checkpoint(s) and one being written", missing);
-        if (!disk_space_check(o->output, one * (uint64_t)(missing + 1), purpose, error)) { return false; }
-        if (resumed && !train_same_tokenizer(t, error)) { return false; }
-        snprintf(path, sizeof(path), "%s/tokenizer.bin", o->output);
-        if (t->tokenizer.vocab_size && !tokenizer_write(&t->tokenizer, path, error)) { return false; }
-        run_stop_file_remove(o->output);
-    }
-    LogNote notes[] = {{"device", machine_device()}, {"gemm", gemm_description()}};
-    return log_open(&r->log, o, resumed ? t->step : -1, notes, COUNT_OF(notes), error);
-}
-
-// One line a rank about all that it sent. Collective.
-static void train_print_traffic(const Comm* comm) {
-    Ledger mine, *all = (Ledger*)need(malloc((size_t)comm->size * sizeof(Ledger)));
-    comm_ledger(comm, &mine);
-    comm_gather_host(comm, &mine, sizeof(mine), all, TRAFFIC_CONTROL);
-    for (int rank = 0; comm->size > 1 && rank < comm->size; rank++) {
-        const Ledger* l = &all[rank];
-        printf("network, rank %d: %" PRIu64 " bytes sent (", rank, ledger_all(l));
-        for (int p = 0; p < TRAFFIC_PURPOSES; p++) { printf("%s%s %" PRIu64, p ? ", " : "", traffic_names[p], ledger_sent(l, (TrafficPurpose)p)); }
-        printf("), %" PRIu64 " inside nodes, %" PRIu64 " between; %.2f s of exchanges, %.0f%% hidden\n", ledger_class(l, LINK_INSIDE),
-               ledger_class(l, LINK_BETWEEN), l->busy, 100.0 * ledger_hidden(l));
-    }
-    free(all);
-}
-
-static void train_finish(Trainer* t, Run* r, const char* stopped) {
-    char config[PATH_MAX + 16], command[4 * OPTION_TEXT_SIZE + 512], folder[PATH_MAX];
-    Error error;
-    progress_clear(&r->progress);
-    if (r->history.count > 1) {
-        loss_curve_print(stdout, r->history.steps, r->history.losses, r->history.count, 72, 14, terminal_is_utf8());
-    }
-    double average = r->step_count > 1 ? 1e3 * r->step_seconds / (double)(r->step_count - 1) : 0.0;
-    printf("step %" PRId64 " reached, %" PRId64 " of them in %.1f s now; total average iteration time: %f ms\n", t->step, r->step_count,
-           seconds_now() - r->start, average);
-    train_print_traffic(t->comm);
-#if !ON_GPU
-    printf("memory: %.1f MiB resident, %.1f of them since start-up; the table has %.1f\n", (double)memory_resident() / 1048576.0,
-           ((double)memory_resident() - (double)r->resident) / 1048576.0, (double)t->gpt.memory.bytes / 1048576.0);
-#endif
-    if (t->skipped) { printf("%" PRId64 " update(s) were skipped\n", t->skipped); }
-    if (t->residuals_lost) { printf("%" PRId64 " of them lost a rounding residual\n", t->residuals_lost); }
-    if (t->optimizer.kappa.spikes) { printf("%" PRId64 " spike(s) of a matrix's gradient were scaled down\n", t->optimizer.kappa.spikes); }
-    if (stopped && t->options->output[0] && checkpoint_folder(folder, t->options->output, (uint64_t)t->step, &error)) {
-        snprintf(config, sizeof(config), "%s/config.txt", folder);
-        options_resume_command(t->options, config, command, sizeof(command));
-        printf("stopped by %s; to go on:\n%s\n", stopped, command);
-    } else if (stopped) {
-        printf("stopped by %s\n", stopped);
-    }
-}
 
 bool command_train(const Options* o, const Comm* world, Error* error) {
     static Trainer trainer; // its embedded tables are too large for the stack
