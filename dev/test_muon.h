@@ -1,6 +1,7 @@
 // test_muon.h - NorMuon's normalisation and whole updates of Muon and NorMuon against reference_muon.h, and the table of rows.
 #pragma once
 #include "../optim/muon.cuh"
+#include "optimizer_rig.h"
 #include "test_newton_schulz.h"
 #ifdef _OPENMP
 #include <omp.h>
@@ -65,48 +66,17 @@ static void test_normuon(void) {
 
 // ---- updates ----
 
-typedef struct {
+static OptimizerRig muon_rig_new(OptimizerKind kind, StateFormat format, size_t rows, size_t cols, int parts) {
     OptimizerConfig config;
-    OptimizerUnit unit;
     UnitState state;
-    StepScalars host, *scalars;
-    char* memory; // on the device
-    size_t bytes;
-} MuonRig;
-
-static MuonRig muon_rig_new(OptimizerKind kind, StateFormat format, size_t rows, size_t cols, int parts) {
-    MuonRig r;
-    memset(&r, 0, sizeof(r));
-    r.config.kind = kind;
-    r.config.format = format;
-    r.config.nesterov = true;
-    muon_declare(&r.state, &r.config, kind, rows, cols, parts);
-    size_t n = rows * cols, place[7], at = 0;
-    const size_t sizes[7] = {r.state.bytes, muon_work_bytes(rows, cols, parts), n * sizeof(floatX), n * sizeof(floatX), n * sizeof(float),
-                             sizeof(StepScalars), sizeof(float)};
-    for (int i = 0; i < 7; i++) {
-        place[i] = at;
-        at += round_up(sizes[i], OPTIMIZER_ALIGN);
-    }
-    r.bytes = at;
-    r.memory = (char*)need(device_alloc(at));
-    OptimizerUnit* u = &r.unit;
-    u->rows = rows;
-    u->cols = cols;
-    u->count = n;
-    u->parts = parts;
-    u->role = ROLE_MATRIX;
-    u->params = (floatX*)(void*)(r.memory + place[2]);
-    u->grads = (floatX*)(void*)(r.memory + place[3]);
-#ifdef FLOATX_BF16
-    u->master = (float*)(void*)(r.memory + place[4]);
-#endif
-    r.scalars = (StepScalars*)(void*)(r.memory + place[5]);
-    u->grad_scale = (float*)(void*)(r.memory + place[6]);
-    u->work = r.memory + place[1];
-    for (int i = 0; i < r.state.count; i++) { u->state[i] = r.memory + place[0] + r.state.arrays[i].at; }
-    u->lr_scale = 0.5f;
-    u->decay = u->owner = true;
+    memset(&config, 0, sizeof(config));
+    memset(&state, 0, sizeof(state));
+    config.kind = kind;
+    config.format = format;
+    config.nesterov = true;
+    muon_declare(&state, &config, kind, rows, cols, parts);
+    OptimizerRig r = rig_new(&config, &state, muon_work_bytes(rows, cols, parts), rows, cols, parts);
+    r.unit.lr_scale = 0.5f;
     r.host.lr = 0.1f;
     r.host.momentum = 0.875f;
     r.host.beta2 = 0.9375f;
@@ -115,49 +85,16 @@ static MuonRig muon_rig_new(OptimizerKind kind, StateFormat format, size_t rows,
     return r;
 }
 
-static void muon_put(const MuonRig* r, void* place, double* values, bool narrow) {
-    OpsTensor staged = ops_upload(values, r->unit.count, 0, !narrow);
-    size_t bytes = r->unit.count * (narrow ? sizeof(floatX) : sizeof(float));
-    void* host = need(malloc(bytes));
-    device_download(host, narrow ? (void*)staged.x : (void*)staged.f, bytes);
-    device_upload(place, host, bytes);
-    device_sync();
-    memcpy(values, staged.was, r->unit.count * sizeof(double));
-    ops_free(&staged);
-    free(host);
-}
+#define MUON_SCALE 0.25 // of gradients
 
-static void muon_put_weights(const MuonRig* r, double* w) {
-    muon_put(r, r->unit.params, w, true);
-    if (r->unit.master) { muon_put(r, r->unit.master, w, false); }
-}
-
-static double* muon_get_weights(const MuonRig* r) {
-    float* host = (float*)need(malloc(r->unit.count * sizeof(float)));
-    double* values = reference_zeros(r->unit.count);
-    device_download(host, r->unit.master ? (const void*)r->unit.master : (const void*)r->unit.params, r->unit.count * sizeof(float));
-    for (size_t i = 0; i < r->unit.count; i++) { values[i] = host[i]; }
-    free(host);
-    return values;
-}
-
-#define MUON_SCALE 0.25 // of gradients, as clipping does it
-
-// g becomes what the optimizer sees
-static void muon_rig_step(MuonRig* r, double* g, uint32_t step) {
-    float scale = (float)MUON_SCALE;
-    muon_put(r, r->unit.grads, g, true);
-    for (size_t i = 0; i < r->unit.count; i++) { g[i] *= MUON_SCALE; }
-    r->host.step = step;
-    device_upload(r->scalars, &r->host, sizeof(r->host));
-    device_upload((void*)(uintptr_t)r->unit.grad_scale, &scale, sizeof(scale));
-    device_sync();
+static void muon_rig_step(OptimizerRig* r, double* g, uint32_t step) {
+    rig_set_step(r, g, MUON_SCALE, step);
     muon_update(&r->config, r->config.kind, &r->unit, r->scalars);
     device_sync();
 }
 
 static void test_muon_update_shape(OptimizerKind kind, size_t rows, size_t cols, int parts, bool nesterov, bool cautious) {
-    MuonRig rig = muon_rig_new(kind, STATE_FP32, rows, cols, parts);
+    OptimizerRig rig = muon_rig_new(kind, STATE_FP32, rows, cols, parts);
     const int steps = OPS_SMALL ? 3 : 10;
     size_t n = rows * cols, own = n / (size_t)parts, longer = max_size(rows / (size_t)parts, cols), calls = newton_schulz_calls;
     double *w = reference_zeros(n), *start = reference_zeros(n), *g = reference_zeros(n), *m = reference_zeros(n);
@@ -165,7 +102,7 @@ static void test_muon_update_shape(OptimizerKind kind, size_t rows, size_t cols,
     rig.config.nesterov = nesterov;
     rig.config.cautious_decay = cautious;
     for (size_t i = 0; i < n; i++) { w[i] = 0.1 * reference_normal(&ops_random); }
-    muon_put_weights(&rig, w);
+    rig_put_weights(&rig, w);
     memcpy(start, w, n * sizeof(double));
     for (int step = 0; step < steps; step++) {
         for (size_t i = 0; i < n; i++) { g[i] = 1e-3 * (1.0 + (double)step) * reference_normal(&ops_random); }
@@ -177,7 +114,7 @@ static void test_muon_update_shape(OptimizerKind kind, size_t rows, size_t cols,
             reference_muon_step(&r, w + at, g + at);
         }
     }
-    double* got = muon_get_weights(&rig);
+    double* got = rig_get_weights(&rig);
     for (size_t i = 0; i < n; i++) {
         got[i] -= start[i];
         w[i] -= start[i];
@@ -192,7 +129,7 @@ static void test_muon_update_shape(OptimizerKind kind, size_t rows, size_t cols,
     CHECK(calls == (size_t)(parts * steps), "%zu matrices orthogonalised in %d steps of %d part(s)", calls, steps, parts);
     double* all[] = {w, start, g, m, v, got};
     for (size_t i = 0; i < COUNT_OF(all); i++) { free(all[i]); }
-    device_free(rig.memory, rig.bytes);
+    rig_free(&rig);
 }
 
 static void test_muon_updates(void) {
@@ -214,14 +151,14 @@ static void test_muon_parts(void) {
     const size_t rows = 36, cols = 20, n = rows * cols, first = 2 * n / 3;
     double *w = reference_zeros(n), *g = reference_zeros(n), *got[2];
     for (int i = 0; i < 2; i++) {
-        MuonRig rig = muon_rig_new(OPTIMIZER_NORMUON, STATE_FP32, rows, cols, 3);
+        OptimizerRig rig = muon_rig_new(OPTIMIZER_NORMUON, STATE_FP32, rows, cols, 3);
         ops_random.state = 18;
         for (size_t k = 0; k < n; k++) { w[k] = reference_normal(&ops_random); }
         for (size_t k = 0; k < n; k++) { g[k] = reference_normal(&ops_random) * (i && k >= first ? 1e4 * (double)(k % 7) : 1.0); }
-        muon_put_weights(&rig, w);
+        rig_put_weights(&rig, w);
         muon_rig_step(&rig, g, 0);
-        got[i] = muon_get_weights(&rig);
-        device_free(rig.memory, rig.bytes);
+        got[i] = rig_get_weights(&rig);
+        rig_free(&rig);
     }
     size_t other = 0, same = 0;
     for (size_t k = 0; k < n; k++) {
@@ -243,17 +180,17 @@ static void test_muon_formats(void) {
     const int arrays[STATE_FORMATS] = {2, 2, 3, 3}, steps = OPS_SMALL ? 3 : 10;
     double *w = reference_zeros(n), *g = reference_zeros(n), *base = NULL;
     for (int f = 0; f < STATE_FORMATS; f++) {
-        MuonRig rig = muon_rig_new(OPTIMIZER_NORMUON, (StateFormat)f, rows, cols, 1);
+        OptimizerRig rig = muon_rig_new(OPTIMIZER_NORMUON, (StateFormat)f, rows, cols, 1);
         ArrayType type = f == 0 ? ARRAY_F32 : f == 1 ? ARRAY_BF16 : ARRAY_U8;
         CHECK(rig.state.count == arrays[f] && rig.state.arrays[0].type == type, "format %d: %d arrays", f, rig.state.count);
         ops_random.state = 19;
         memset(w, 0, n * sizeof(double));
-        muon_put_weights(&rig, w);
+        rig_put_weights(&rig, w);
         for (int step = 0; step < steps; step++) {
             for (size_t i = 0; i < n; i++) { g[i] = reference_normal(&ops_random); }
             muon_rig_step(&rig, g, (uint32_t)step);
         }
-        double* got = muon_get_weights(&rig);
+        double* got = rig_get_weights(&rig);
         double off = base ? muon_distance(got, base, n) : 0.0;
         CHECK(off <= allowed[f] && (f == 0 || off > 0.0), "format %d: after %d steps %.3g from fp32's, allowed %.3g", f, steps, off, allowed[f]);
 #ifdef OPS_VERBOSE
@@ -264,7 +201,7 @@ static void test_muon_formats(void) {
         } else {
             base = got;
         }
-        device_free(rig.memory, rig.bytes);
+        rig_free(&rig);
     }
     free(base);
     free(w);

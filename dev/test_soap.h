@@ -3,124 +3,37 @@
 // eigenvalues shows there first (found: 5e-7).
 #pragma once
 #include "../optim/soap.cuh"
+#include "optimizer_rig.h"
 #include "reference_soap.h"
 #include "test_orthonormal.h"
 
 #define SOAP_TOLERANCE 1e-5
 
-typedef struct {
-    OptimizerConfig config;
-    OptimizerUnit unit;
-    UnitState state;
-    StepScalars* scalars;
-    char *memory, *empty;     // on the device; empty: what fresh work space holds, no numbers
-    size_t bytes, work_bytes;
-} SoapRig;
-
-static SoapRig soap_rig_new(size_t rows, size_t cols, int parts, int every) {
-    SoapRig r;
-    memset(&r, 0, sizeof(r));
-    r.config.kind = OPTIMIZER_SOAP;
-    r.config.format = STATE_INT4; // asks for nothing here
-    r.config.soap_every = every;
-    soap_declare(&r.state, &r.config, rows, cols, parts);
-    size_t n = rows * cols, place[7], at = 0;
-    r.work_bytes = soap_work_bytes(rows, cols, parts);
-    const size_t sizes[7] = {r.state.bytes,      r.work_bytes,        n * sizeof(floatX), n * sizeof(floatX),
-                             n * sizeof(float), sizeof(StepScalars), sizeof(float)};
-    for (int i = 0; i < 7; i++) {
-        place[i] = at;
-        at += round_up(sizes[i], OPTIMIZER_ALIGN);
-    }
-    r.bytes = at;
-    r.memory = (char*)need(device_alloc(at));
-    r.empty = (char*)need(malloc(r.work_bytes));
-    memset(r.empty, 0xff, r.work_bytes);
-    OptimizerUnit* u = &r.unit;
-    u->rows = rows;
-    u->cols = cols;
-    u->count = n;
-    u->parts = parts;
-    u->role = ROLE_MATRIX;
-    u->params = (floatX*)(void*)(r.memory + place[2]);
-    u->grads = (floatX*)(void*)(r.memory + place[3]);
-#ifdef FLOATX_BF16
-    u->master = (float*)(void*)(r.memory + place[4]);
-#endif
-    r.scalars = (StepScalars*)(void*)(r.memory + place[5]);
-    u->grad_scale = (float*)(void*)(r.memory + place[6]);
-    u->work = r.memory + place[1];
-    for (int i = 0; i < r.state.count; i++) { u->state[i] = r.memory + place[0] + r.state.arrays[i].at; }
-    u->lr_scale = 1.0f;
-    u->decay = u->owner = true;
-    return r;
-}
-
-static void soap_rig_free(SoapRig* r) {
-    device_free(r->memory, r->bytes);
-    free(r->empty);
-}
-
-// n values of fp32 or, if narrow, of floatX; they become what the device holds
-static void soap_put(void* place, double* values, size_t n, bool narrow) {
-    char* host = (char*)need(malloc(n * sizeof(float)));
-    for (size_t i = 0; i < n; i++) {
-        float x = (float)values[i];
-        if (narrow) {
-            store((floatX*)(void*)host + i, x);
-            values[i] = load((floatX*)(void*)host + i);
-        } else {
-            memcpy(host + i * sizeof(float), &x, sizeof(x));
-            values[i] = x;
-        }
-    }
-    device_upload(place, host, n * (narrow ? sizeof(floatX) : sizeof(float)));
-    device_sync();
-    free(host);
-}
-
-static double* soap_get(const void* place, size_t n) {
-    float* host = (float*)need(malloc(n * sizeof(float)));
-    double* values = reference_zeros(n);
-    device_download(host, place, n * sizeof(float));
-    for (size_t i = 0; i < n; i++) { values[i] = host[i]; }
-    free(host);
-    return values;
-}
-
-static void soap_put_weights(SoapRig* r, double* w) {
-    soap_put(r->unit.params, w, r->unit.count, true);
-    if (r->unit.master) { soap_put(r->unit.master, w, r->unit.count, false); }
-}
-
-static double* soap_get_weights(const SoapRig* r) {
-    return soap_get(r->unit.master ? (const void*)r->unit.master : (const void*)r->unit.params, r->unit.count);
-}
-
-static double* soap_get_state(const SoapRig* r, int array) { return soap_get(r->unit.state[array], r->state.arrays[array].count); }
-
-#define SOAP_SCALE 0.5 // of gradients, as clipping does it
+#define SOAP_SCALE 0.5 // of gradients
 #define SOAP_LR 0.05
 #define SOAP_DECAY 0.1
 
-// g: becomes what the optimizer sees
-static void soap_rig_step(SoapRig* r, double* g, uint32_t step) {
-    StepScalars s;
-    float scale = (float)SOAP_SCALE;
-    memset(&s, 0, sizeof(s));
-    s.lr = (float)SOAP_LR;
-    s.beta1 = 0.875f;
-    s.beta2 = 0.9375f;
-    s.eps = 1e-8f;
-    s.weight_decay = (float)SOAP_DECAY;
-    s.correction1 = s.correction2 = NAN; // Adam's, one step further
-    s.step = r->unit.step = step;
-    soap_put(r->unit.grads, g, r->unit.count, true);
-    for (size_t i = 0; i < r->unit.count; i++) { g[i] *= SOAP_SCALE; }
-    device_upload(r->scalars, &s, sizeof(s));
-    device_upload((void*)(uintptr_t)r->unit.grad_scale, &scale, sizeof(scale));
-    device_upload(r->unit.work, r->empty, r->work_bytes);
-    device_sync();
+static OptimizerRig soap_rig_new(size_t rows, size_t cols, int parts, int every) {
+    OptimizerConfig config;
+    UnitState state;
+    memset(&config, 0, sizeof(config));
+    memset(&state, 0, sizeof(state));
+    config.kind = OPTIMIZER_SOAP;
+    config.format = STATE_INT4; // asks for nothing here
+    config.soap_every = every;
+    soap_declare(&state, &config, rows, cols, parts);
+    OptimizerRig r = rig_new(&config, &state, soap_work_bytes(rows, cols, parts), rows, cols, parts);
+    r.host.lr = (float)SOAP_LR;
+    r.host.beta1 = 0.875f;
+    r.host.beta2 = 0.9375f;
+    r.host.eps = 1e-8f;
+    r.host.weight_decay = (float)SOAP_DECAY;
+    r.host.correction1 = r.host.correction2 = NAN; // Adam's, one step further
+    return r;
+}
+
+static void soap_rig_step(OptimizerRig* r, double* g, uint32_t step) {
+    rig_set_step(r, g, SOAP_SCALE, step);
     soap_update(&r->config, &r->unit, r->scalars);
     device_sync();
 }
@@ -148,9 +61,9 @@ static void soap_adopt(double* q, const double* basis, const double* matrix, siz
 }
 
 // After step 0: weights as they were, and bases that the reference goes on from.
-static void soap_check_first(const SoapRig* rig, ReferenceSoap* soap, const double* start, const char* label) {
+static void soap_check_first(const OptimizerRig* rig, ReferenceSoap* soap, const double* start, const char* label) {
     size_t cols = rig->unit.cols, r = rig->unit.rows / (size_t)rig->unit.parts;
-    double *now = soap_get_weights(rig), *left = soap_get_state(rig, 3), *right = soap_get_state(rig, 5);
+    double *now = rig_get_weights(rig), *left = rig_get_state(rig, 3), *right = rig_get_state(rig, 5);
     CHECK(memcmp(now, start, rig->unit.count * sizeof(double)) == 0, "%s: the first step changed the weights", label);
     for (int p = 0; p < rig->unit.parts; p++) {
         soap_adopt(soap[p].q_left, left + (size_t)p * r * r, soap[p].left, r, label);
@@ -162,10 +75,10 @@ static void soap_check_first(const SoapRig* rig, ReferenceSoap* soap, const doub
 }
 
 // All state but the bases, whose vectors' signs are free.
-static void soap_check_state(const SoapRig* rig, const ReferenceSoap* soap) {
+static void soap_check_state(const OptimizerRig* rig, const ReferenceSoap* soap) {
     for (int array = 0; array < 6; array++) {
         if (array == 3 || array == 5) { continue; }
-        double* got = soap_get_state(rig, array);
+        double* got = rig_get_state(rig, array);
         size_t count = rig->state.arrays[array].count / (size_t)rig->unit.parts;
         for (int p = 0; p < rig->unit.parts; p++) {
             const double* want = array == 0 ? soap[p].m : array == 1 ? soap[p].v : array == 2 ? soap[p].left : soap[p].right;
@@ -176,7 +89,7 @@ static void soap_check_state(const SoapRig* rig, const ReferenceSoap* soap) {
 }
 
 static void test_soap_shape(size_t rows, size_t cols, int parts, int every, int steps) {
-    SoapRig rig = soap_rig_new(rows, cols, parts, every);
+    OptimizerRig rig = soap_rig_new(rows, cols, parts, every);
     size_t n = rows * cols, r = rows / (size_t)parts, own = r * cols;
     double *g = reference_zeros(n), *w = reference_zeros(n), *start = reference_zeros(n);
     ReferenceSoap soap[3];
@@ -191,7 +104,7 @@ static void test_soap_shape(size_t rows, size_t cols, int parts, int every, int 
         soap[p].decay = (float)SOAP_DECAY;
     }
     for (size_t i = 0; i < n; i++) { w[i] = 0.1 * reference_normal(&ops_random); }
-    soap_put_weights(&rig, w);
+    rig_put_weights(&rig, w);
     memcpy(start, w, n * sizeof(double));
     for (int step = 0; step < steps; step++) {
         soap_fill(g, rows, cols);
@@ -199,7 +112,7 @@ static void test_soap_shape(size_t rows, size_t cols, int parts, int every, int 
         for (int p = 0; p < parts; p++) { reference_soap_step(&soap[p], w + (size_t)p * own, g + (size_t)p * own); }
         if (step == 0) { soap_check_first(&rig, soap, start, label); }
     }
-    double* now = soap_get_weights(&rig);
+    double* now = rig_get_weights(&rig);
     for (size_t i = 0; i < n; i++) {
         now[i] -= start[i];
         w[i] -= start[i];
@@ -211,7 +124,7 @@ static void test_soap_shape(size_t rows, size_t cols, int parts, int every, int 
     free(g);
     free(w);
     free(start);
-    soap_rig_free(&rig);
+    rig_free(&rig);
 }
 
 // Turning the bases begins where L and R have full rank: only there are they determined.
@@ -273,16 +186,16 @@ static void test_soap_basis(void) {
 
 static void test_soap_zero(void) {
     const size_t rows = 12, cols = 5, n = rows * cols;
-    SoapRig rig = soap_rig_new(rows, cols, 2, 2);
+    OptimizerRig rig = soap_rig_new(rows, cols, 2, 2);
     double *g = reference_zeros(n), *w = reference_zeros(n);
     ops_random.state = 9;
     for (size_t i = 0; i < n; i++) { w[i] = reference_normal(&ops_random); }
-    soap_put_weights(&rig, w);
+    rig_put_weights(&rig, w);
     for (uint32_t step = 0; step < 5; step++) {
         double* now;
         memset(g, 0, n * sizeof(double));
         soap_rig_step(&rig, g, step);
-        now = soap_get_weights(&rig);
+        now = rig_get_weights(&rig);
         for (size_t i = 0; i < n && step > 0; i++) { w[i] *= 1.0 - (double)(float)SOAP_LR * (double)(float)SOAP_DECAY; }
         ops_compare("zero gradient: decay alone", now, w, n, 2e-6);
         free(now);
@@ -291,32 +204,32 @@ static void test_soap_zero(void) {
         soap_fill(g, rows, cols);
         soap_rig_step(&rig, g, step);
     }
-    double *now = soap_get_weights(&rig), moved = 0.0;
+    double *now = rig_get_weights(&rig), moved = 0.0;
     for (size_t i = 0; i < n; i++) { moved += fabs(now[i] - w[i]) / (double)n; }
     CHECK(moved > 0.01 && moved < 1.0, "gradients after zeros: weights moved by %.3g on average", moved);
     free(now);
     free(g);
     free(w);
-    soap_rig_free(&rig);
+    rig_free(&rig);
 }
 
 // A run whose first update is not that of step 0 (it was skipped) moves nothing until a turn makes bases of the zeros.
 static void test_soap_late(void) {
     const size_t rows = 6, cols = 8, n = rows * cols;
-    SoapRig rig = soap_rig_new(rows, cols, 1, 3);
+    OptimizerRig rig = soap_rig_new(rows, cols, 1, 3);
     double *g = reference_zeros(n), *w = reference_zeros(n);
     ops_random.state = 12;
-    soap_put_weights(&rig, w);
+    rig_put_weights(&rig, w);
     for (uint32_t step = 1; step < 8; step++) {
         soap_fill(g, rows, cols);
         soap_rig_step(&rig, g, step);
-        double *now = soap_get_weights(&rig), norm = reference_norm(now, n);
+        double *now = rig_get_weights(&rig), norm = reference_norm(now, n);
         CHECK(step <= 3 ? norm == 0.0 : norm > 0.01, "after step %u, the first seen being 1: weights of norm %.3g", step, norm);
         free(now);
     }
     free(g);
     free(w);
-    soap_rig_free(&rig);
+    rig_free(&rig);
 }
 
 // A long side is not rotated: no state, and what is left is SOAP of one side.
@@ -327,41 +240,41 @@ static void test_soap_long(void) {
     CHECK(s.count == 4 && s.arrays[2].count == 2 * 3 * 3, "2 matrices of 10001 x 3: 4 arrays, found %d", s.count);
     if (OPS_SMALL) { return; }
     const size_t rows = SOAP_LARGEST + 1, cols = 3, n = rows * cols;
-    SoapRig rig = soap_rig_new(rows, cols, 1, 2);
+    OptimizerRig rig = soap_rig_new(rows, cols, 1, 2);
     double *g = reference_zeros(n), *w = reference_zeros(n), norm = 0.0;
-    soap_put_weights(&rig, w);
+    rig_put_weights(&rig, w);
     ops_random.state = 10;
     for (uint32_t step = 0; step < 4; step++) {
         for (size_t i = 0; i < n; i++) { g[i] = reference_normal(&ops_random); }
         soap_rig_step(&rig, g, step);
         if (step != 1) { continue; }
         // Adam's first update: every rotated entry is a sign, and a rotation keeps the norm
-        double* now = soap_get_weights(&rig);
+        double* now = rig_get_weights(&rig);
         norm = reference_norm(now, n) / SOAP_LR / sqrt((double)n);
         CHECK(fabs(norm - 1.0) < 1e-4, "first update of RMS 1, found %.6f", norm);
         free(now);
     }
-    double* now = soap_get_weights(&rig);
+    double* now = rig_get_weights(&rig);
     norm = reference_norm(now, n);
     CHECK(norm == norm && norm > 0.0, "weights are numbers");
     free(now);
     free(g);
     free(w);
-    soap_rig_free(&rig);
+    rig_free(&rig);
 }
 
 // Runs a few steps; the state and the weights, to be freed
 static char* test_soap_bits(size_t rows, size_t cols, size_t* bytes) {
-    SoapRig rig = soap_rig_new(rows, cols, 1, 2);
+    OptimizerRig rig = soap_rig_new(rows, cols, 1, 2);
     size_t n = rows * cols;
     double *g = reference_zeros(n), *w = reference_zeros(n);
     ops_random.state = 11;
-    soap_put_weights(&rig, w);
+    rig_put_weights(&rig, w);
     for (uint32_t step = 0; step < 4; step++) {
         soap_fill(g, rows, cols);
         soap_rig_step(&rig, g, step);
     }
-    double* now = soap_get_weights(&rig);
+    double* now = rig_get_weights(&rig);
     *bytes = rig.state.bytes + n * sizeof(double);
     char* all = (char*)need(malloc(*bytes));
     device_download(all, rig.memory, rig.state.bytes);
@@ -369,7 +282,7 @@ static char* test_soap_bits(size_t rows, size_t cols, size_t* bytes) {
     free(now);
     free(g);
     free(w);
-    soap_rig_free(&rig);
+    rig_free(&rig);
     return all;
 }
 

@@ -206,3 +206,13 @@ void gemm(bool ta, bool tb, size_t M, size_t N, size_t K, float alpha, const flo
     }
     }
 }
+
+// The same for a piece of a product that its caller has cut for its threads: oneDNN runs it on the calling one.
+void gemm_piece(bool ta, bool tb, size_t M, size_t N, size_t K, float alpha, const float* A, size_t lda, const float* B, size_t ldb,
+                float beta, float* C, size_t ldc) {
+    if (gemm_state.library == GEMM_ONEDNN) {
+        gemm_onednn_call(ta ? 'T' : 'N', tb ? 'T' : 'N', M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+    } else {
+        gemm(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+    }
+}

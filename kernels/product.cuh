@@ -53,11 +53,7 @@ static inline float* product_arena(size_t n) {
 
 // C here is fp32, whatever floatX is; p's own C is not touched.
 static void product_sgemm(const Product* p, const float* A, size_t lda, const float* B, size_t ldb, float beta, float* C, size_t ldc) {
-    if (gemm_state.library == GEMM_ONEDNN) {
-        gemm_onednn_call(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->M, p->N, p->K, p->alpha, A, lda, B, ldb, beta, C, ldc);
-    } else {
-        gemm(p->ta, p->tb, p->M, p->N, p->K, p->alpha, A, lda, B, ldb, beta, C, ldc);
-    }
+    gemm_piece(p->ta, p->tb, p->M, p->N, p->K, p->alpha, A, lda, B, ldb, beta, C, ldc);
 }
 
 #ifdef FLOATX_BF16

@@ -26,6 +26,14 @@ typedef struct {
     int number;        // of the slot within the unit: keys the random rounding
 } StateSlot;
 
+static inline bool codec_is_scaled(StateFormat format) { return format == STATE_INT8 || format == STATE_INT4; }
+
+// The slot whose codes are array `at` of the unit's state, and whose scales, if it has any, are the next one.
+static inline StateSlot codec_slot(const OptimizerUnit* u, int at, StateFormat format, bool is_signed, int number) {
+    StateSlot slot = {u->state[at], codec_is_scaled(format) ? (float*)(void*)u->state[at + 1] : NULL, format, is_signed, number};
+    return slot;
+}
+
 // The arrays of one slot; vectors are kept in fp32 (elementwise_format).
 static inline void codec_declare(UnitState* s, StateFormat format, const char* name, const char* scale_name, size_t count) {
     switch (format) {

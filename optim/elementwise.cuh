@@ -73,15 +73,12 @@ typedef struct {
 static inline Elementwise elementwise_of(const OptimizerConfig* c, OptimizerKind kind, const OptimizerUnit* u) {
     const ElementwiseInfo* info = elementwise_info(kind);
     StateFormat format = elementwise_format(c, u->role);
-    bool scaled = format == STATE_INT8 || format == STATE_INT4;
+    int arrays = codec_is_scaled(format) ? 2 : 1; // a slot
     Elementwise e;
     memset(&e, 0, sizeof(e));
     e.kind = kind;
     e.slots = info->slots;
-    for (int i = 0; i < info->slots; i++) {
-        StateSlot slot = {u->state[scaled ? 2 * i : i], scaled ? (float*)(void*)u->state[2 * i + 1] : NULL, format, info->is_signed[i], i};
-        e.slot[i] = slot;
-    }
+    for (int i = 0; i < info->slots; i++) { e.slot[i] = codec_slot(u, arrays * i, format, info->is_signed[i], i); }
     e.coupled = info->coupled;
     e.inside = info->inside;
     e.nesterov = c->nesterov;

@@ -371,10 +371,9 @@ typedef struct {
 } KappaEmbedding;
 
 static inline KappaEmbedding kappa_embedding(const OptimizerConfig* c, const OptimizerUnit* u) {
-    StateFormat format = kappa_v_format(c);
     bool by_row = c->kappa_embedding == KAPPA_V_ROW;
     KappaEmbedding e = {(uint8_t*)u->state[0], (uint16_t*)(void*)u->state[1], by_row ? (float*)(void*)u->state[2] : NULL,
-                        {u->state[2], format == STATE_INT8 ? (float*)(void*)u->state[3] : NULL, format, false, 1}};
+                        codec_slot(u, 2, kappa_v_format(c), false, 1)};
     return e;
 }
 

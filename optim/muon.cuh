@@ -43,8 +43,7 @@ DEVICE void muon_momentum_chunk(Team t, size_t chunk, OptimizerUnit u, StateSlot
 void muon_update(const OptimizerConfig* c, OptimizerKind kind, const OptimizerUnit* u, const StepScalars* scalars) {
     ApplyWork work = apply_work(u);
     StateFormat format = c->format;
-    bool scaled = format == STATE_INT8 || format == STATE_INT4;
-    StateSlot slot = {u->state[0], scaled ? (float*)(void*)u->state[1] : NULL, format, true, 0};
+    StateSlot slot = codec_slot(u, 0, format, true, 0);
     size_t parts = (size_t)u->parts, rows = u->rows / parts, moments = normuon_moments(rows, u->cols);
     LAUNCH_SCRATCH(apply_chunks(u->count), BLOCK_TEAM, OPTIMIZER_CHUNK * sizeof(float), muon_momentum_chunk, *u, slot, work.direction,
                    c->nesterov, scalars);
@@ -52,7 +51,7 @@ void muon_update(const OptimizerConfig* c, OptimizerKind kind, const OptimizerUn
         float* x = work.direction + p * rows * u->cols;
         newton_schulz_with(kind == OPTIMIZER_MUON ? &newton_schulz_muon : &newton_schulz_polar, x, x, rows, u->cols, work.rest);
         if (kind == OPTIMIZER_NORMUON) {
-            float* v = (float*)(void*)u->state[scaled ? 2 : 1];
+            float* v = (float*)(void*)u->state[codec_is_scaled(format) ? 2 : 1];
             normuon_normalise(x, v + p * moments, rows, u->cols, (float*)(void*)work.rest, scalars);
         }
     }

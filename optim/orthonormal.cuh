@@ -82,11 +82,7 @@ static void float_product_piece(const FloatProduct* p, size_t piece) {
     size_t M = min_size(FLOAT_ROWS, p->M - row), N = min_size(FLOAT_COLS, p->N - col);
     const float *A = p->ta ? p->A + row : p->A + row * p->lda, *B = p->tb ? p->B + col * p->ldb : p->B + col;
     float* C = p->C + row * p->ldc + col;
-    if (gemm_state.library == GEMM_ONEDNN) {
-        gemm_onednn_call(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', M, N, p->K, p->alpha, A, p->lda, B, p->ldb, p->beta, C, p->ldc);
-    } else {
-        gemm(p->ta, p->tb, M, N, p->K, p->alpha, A, p->lda, B, p->ldb, p->beta, C, p->ldc);
-    }
+    gemm_piece(p->ta, p->tb, M, N, p->K, p->alpha, A, p->lda, B, p->ldb, p->beta, C, p->ldc);
 }
 
 // Even a lone piece is run inside a parallel region: there oneDNN keeps to one thread. OpenBLAS has threads of its own, and cuts by them.
