@@ -92,7 +92,7 @@ static void rig_set_step(OptimizerRig* r, double* g, double scale, uint32_t step
     float factor = (float)scale;
     rig_put(r->unit.grads, g, r->unit.count, true);
     for (size_t i = 0; i < r->unit.count; i++) { g[i] *= scale; }
-    r->host.step = r->unit.step = step;
+    r->host.step = r->host.updates = r->unit.updates = step;
     device_upload(r->scalars, &r->host, sizeof(r->host));
     device_upload((void*)(uintptr_t)r->unit.grad_scale, &factor, sizeof(factor));
     device_upload(r->unit.work, r->empty, r->work_bytes);

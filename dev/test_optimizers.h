@@ -199,7 +199,7 @@ static void optimizer_run_step(OptimizerRun* r, const OptimizerCase* c, const Op
     StepScalars s = optimizer_scalars(c, &r->settings, t);
     device_upload(r->scalars, &s, sizeof(s));
     r->unit.grads = grads.x;
-    r->unit.step = s.step;
+    r->unit.updates = s.step;
     if (c->kind == OPTIMIZER_ADAFACTOR) {
         adafactor_update(&r->config, &r->unit, r->scalars);
     } else {

@@ -213,25 +213,6 @@ static void test_soap_zero(void) {
     rig_free(&rig);
 }
 
-// A run whose first update is not that of step 0 (it was skipped) moves nothing until a turn makes bases of the zeros.
-static void test_soap_late(void) {
-    const size_t rows = 6, cols = 8, n = rows * cols;
-    OptimizerRig rig = soap_rig_new(rows, cols, 1, 3);
-    double *g = reference_zeros(n), *w = reference_zeros(n);
-    ops_random.state = 12;
-    rig_put_weights(&rig, w);
-    for (uint32_t step = 1; step < 8; step++) {
-        soap_fill(g, rows, cols);
-        soap_rig_step(&rig, g, step);
-        double *now = rig_get_weights(&rig), norm = reference_norm(now, n);
-        CHECK(step <= 3 ? norm == 0.0 : norm > 0.01, "after step %u, the first seen being 1: weights of norm %.3g", step, norm);
-        free(now);
-    }
-    free(g);
-    free(w);
-    rig_free(&rig);
-}
-
 // A long side is not rotated: no state, and what is left is SOAP of one side.
 static void test_soap_long(void) {
     UnitState s;
@@ -320,7 +301,6 @@ static const TestRow soap_tests[] = {
     {"soap: bases converge on a fixed matrix", test_soap_basis},
     {"soap: updates against the double reference", test_soap_update},
     {"soap: zero gradients", test_soap_zero},
-    {"soap: a run that misses the first step", test_soap_late},
     {"soap: sides too long to rotate", test_soap_long},
     {"soap: the same bits whatever the threads", test_soap_same},
 };

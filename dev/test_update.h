@@ -181,6 +181,35 @@ static void test_update_not_finite(void) {
     }
 }
 
+// A step that is left out is not among those of Adam's moments: the first update, whenever it comes, has the size of the learning rate.
+static void test_update_first(void) {
+    static Options o;
+    static Trainer t;
+    Error error;
+    StepResult r;
+    const UpdateCase cases[] = {{{"adamw", "--weight-decay", "0"}, true}, {{"adamw", "--weight-decay", "0", "--beta2-half-life", "500"}, true}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        floatX good[2];
+        UPDATE_OPTIONS(&o, &cases[i], "--steps", "10", "--batch", "2", "--warmup", "0", "--schedule", "constant", "--master-weights", "off");
+        CHECK_OK(selfcheck_start(&t, &o, false, &error), error);
+        update_spoil(&t, good);
+        CHECK_OK(trainer_step(&t, &r, &error) && trainer_step(&t, &r, &error), error);
+        update_mend(&t, good);
+        size_t u = 0;
+        while (t.gpt.table.tensors[t.gpt.table.units[u].tensor].role != ROLE_MATRIX) { u++; }
+        OptimizerUnit unit = trainer_unit(&t, &t.optimizer, u, t.state_at[u]);
+        floatX before[8], after[8];
+        device_download(before, unit.params, sizeof(before));
+        CHECK_OK(trainer_step(&t, &r, &error), error);
+        device_download(after, unit.params, sizeof(after));
+        for (int k = 0; k < 8; k++) {
+            double moved = fabs((double)load(after + k) - (double)load(before + k)) / r.lr;
+            CHECK(fabs(moved - 1.0) < (sizeof(floatX) == 2 ? 0.5 : 1e-2), "after two steps left out a weight moved by %.4f lr", moved);
+        }
+        trainer_free(&t);
+    }
+}
+
 // Sum over kappa's matrices of what each keeps of its residual's mean square.
 static double update_kappa_error(const Trainer* t) {
     double sum = 0.0;
@@ -410,6 +439,7 @@ static const TestRow update_tests[] = {
     {"update: micro-batches do not change an optimizer's steps", test_update_micro_batches},
 #endif
     {"update: steps that are not finite are left out and change nothing", test_update_not_finite},
+    {"update: the first update after steps left out is of full size", test_update_first},
     {"update: a residual is lost once, and so is what is kept of it", test_update_residual_lost},
     {"update: widths that do not go on in others", test_update_other_widths},
     {"update: bytes of state a parameter", test_update_state_bytes},

@@ -77,6 +77,7 @@ typedef struct {
     float alpha;                     // ademamix: weight of the slow moment
     float decay_rate;                // adafactor: 1 - t^-0.8
     uint32_t step;                   // 0-based, keys the random rounding
+    uint32_t updates;                // done before this one: steps that were left out are none
     uint64_t seed;
 } StepScalars;
 
@@ -98,7 +99,7 @@ typedef struct {
     bool owner;            // this rank answers for the unit: a residual is left by it alone
     uint32_t tensor;       // number of the tensor in the table
     size_t first;          // element of the tensor at which the unit starts: together they key the random rounding
-    uint32_t step;         // 0-based, as in StepScalars: for what the host decides by it (soap_every)
+    uint32_t updates;      // as in StepScalars: for what the host decides by it (soap_every)
 } OptimizerUnit;
 
 #define OPTIMIZER_MEASURED 4

@@ -10,7 +10,6 @@
 // Ours: the first basis of the shorter side comes from SOAP_FIRST_ROUNDS such steps from the identity (the authors' from an eigensolver),
 // so that vectors whose eigenvalues differ by less than 1 part in SOAP_FIRST_ROUNDS stay mixed, and that of the longer side from it; eps
 // is added to the corrected root, as in adam.cuh.
-// A run that misses step 0 has bases of zeros, which move nothing, until the first turn makes some.
 // Groups of rows (Q, K, V of qkvw) are matrices of their own. State is fp32 whatever --state-format says, and so are all products
 // (orthonormal.cuh): in bf16 builds nothing but the gradient's own rounding is lost.
 #pragma once
@@ -123,7 +122,7 @@ DEVICE void soap_adam(Team t, size_t chunk, float* x, const float* y, float* v, 
     size_t first = chunk * SOAP_CHUNK;
     int n = (int)min_size(SOAP_CHUNK, count - first);
     const StepScalars s = *scalars;
-    float beta2 = s.beta2, eps = s.eps, steps = (float)s.step; // 1 - beta^steps without cancellation
+    float beta2 = s.beta2, eps = s.eps, steps = (float)s.updates; // 1 - beta^steps without cancellation
     float step1 = -1.0f / expm1f(steps * logf(s.beta1)), root2 = 1.0f / sqrtf(-expm1f(steps * logf(beta2)));
     float *d = x + first, *square = v + first;
     const float* g = y + first;
@@ -240,9 +239,9 @@ static inline void soap_step(const SoapMatrix* s, const StepScalars* scalars) {
     soap_rotate(s, s->direction, s->x, s->y, true);
 }
 
-// u: a matrix, its state zero before step 0; u->step says which step this is. Work: soap_work_bytes.
+// u: a matrix, its state zero before update 0; u->updates says which this is. Work: soap_work_bytes.
 void soap_update(const OptimizerConfig* c, const OptimizerUnit* u, const StepScalars* scalars) {
-    bool first = u->step == 0, turns = c->soap_every <= 1 || u->step % (uint32_t)c->soap_every == 0;
+    bool first = u->updates == 0, turns = c->soap_every <= 1 || u->updates % (uint32_t)c->soap_every == 0;
     for (int part = 0; part < u->parts; part++) {
         SoapMatrix s = soap_matrix(u, part);
         size_t count = s.rows * s.cols;

@@ -106,7 +106,7 @@ static OptimizerUnit trainer_unit(const Trainer* t, const Optimizer* optimizer, 
     o.owner = zero_owns(&t->zero, u);
     o.tensor = (uint32_t)unit->tensor;
     o.first = unit->offset - spec->offset;
-    o.step = (uint32_t)t->step;
+    o.updates = (uint32_t)(t->step - t->skipped);
     return o;
 }
 
@@ -138,8 +138,10 @@ static double trainer_beta3(const Options* o, double done) {
 
 static StepScalars trainer_scalars(const Trainer* t, double lr) {
     const Options* o = t->options;
-    double n = (double)(t->step + 1), done = t->steps > 0 ? fmin(1.0, n / (double)t->steps) : 1.0, life = (double)o->beta2_half_life;
-    double tokens = (double)t->sequences_now * t->T, all = (double)t->sequence * t->T + tokens;
+    int64_t updates = t->step - t->skipped; // before this one: a step that was left out is not in any moment
+    double n = (double)(updates + 1), steps = (double)(t->step + 1), done = t->steps > 0 ? fmin(1.0, steps / (double)t->steps) : 1.0;
+    double life = (double)o->beta2_half_life, tokens = (double)t->sequences_now * t->T;
+    double all = ((double)t->sequence * t->T + tokens) * n / steps; // tokens of the updates, as if steps left out were like others
     StepScalars s;
     memset(&s, 0, sizeof(s));
     s.lr = (float)lr;
@@ -154,6 +156,7 @@ static StepScalars trainer_scalars(const Trainer* t, double lr) {
     s.alpha = (float)(o->alpha * done);
     s.decay_rate = (float)(1.0 - pow(n, -0.8));
     s.step = (uint32_t)t->step;
+    s.updates = (uint32_t)updates;
     s.seed = (uint64_t)o->seed;
     return s;
 }
