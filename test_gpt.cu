@@ -28,9 +28,9 @@
 #include "dev/test_checkpoint.h"
 #include "dev/test_checkpoint_ranks.h"
 #include "dev/test_data.h"
-#include "dev/test_files.h"
 #include "dev/test_launch.h"
 #include "dev/test_run.h"
+#include "dev/test_safetensors.h"
 #include "dev/test_tokenizer.h"
 #endif
 #include "dev/test_ranks_update.h"
@@ -50,7 +50,7 @@ static const TestGroup groups[] = {
     GROUP(emulation_tests),
 #endif
 #if !ON_GPU
-    GROUP(options_tests), GROUP(run_tests), GROUP(files_tests), GROUP(checkpoint_tests), GROUP(data_tests), GROUP(launch_tests),
+    GROUP(options_tests), GROUP(run_tests), GROUP(files_tests), GROUP(safetensors_tests), GROUP(checkpoint_tests), GROUP(data_tests), GROUP(launch_tests),
 #endif
 };
 
