@@ -462,7 +462,7 @@ typedef struct {
     float* measured;                            // (unit_count, OPTIMIZER_MEASURED): figures of the last update
     float* squares;                             // (unit_count): sums of squares of the step's gradients, alike on all ranks
     int64_t not_finite;       // steps in a row that were left out because loss or gradient was not finite
-    bool residual_left;       // the last update left a residual in the gradient buffer
+    bool residual[PARAMS_MAX_TENSORS]; // the gradient buffer holds what rounding a tensor's momentum left (kappa.cuh)
     int64_t residuals_lost;   // steps left out that lost one
     float *results, *host_results;              // (micro_steps + unit_count): sums of losses, then of the gradients' squares by unit
     char* reports;                              // (ranks + 1) of report_bytes each: a StepReport, from stage 1 a sum for each unit
@@ -544,6 +544,8 @@ static void trainer_share(Trainer* t, size_t sequences, int ranks, int rank) {
     t->micro_steps_now = ceil_div(largest, min_size((size_t)t->options->batch, largest));
 }
 
+#define HALF_LIFE_STEPS 1e5 // most of --beta2-half-life
+
 // Sequences and micro-batches of a full step, of all and of this rank.
 static bool trainer_cut_step(Trainer* t, const Options* o, const ModelHeader* model, int ranks, int rank, Error* error) {
     t->T = o->seq_len ? o->seq_len : model->max_seq_len;
@@ -556,6 +558,10 @@ static bool trainer_cut_step(Trainer* t, const Options* o, const ModelHeader* mo
     t->sequences = (size_t)(tokens / t->T);
     trainer_share(t, t->sequences, ranks, rank);
     t->micro_steps = t->micro_steps_now;
+    if ((double)o->beta2_half_life > HALF_LIFE_STEPS * (double)tokens) { // beyond, 1 - beta2 has few digits in fp32, then none
+        return fail(error, "--beta2-half-life %" PRId64 " is more than %g steps of %" PRId64 " tokens; give at most %" PRId64, o->beta2_half_life,
+                    HALF_LIFE_STEPS, tokens, (int64_t)HALF_LIFE_STEPS * tokens);
+    }
     return true;
 }
 
@@ -599,12 +605,20 @@ static bool trainer_allocate_host(Trainer* t, Error* error) {
     return true;
 }
 
+// Steps that see the training data once.
+static int64_t trainer_epoch_steps(const Trainer* t) {
+    uint64_t left = t->train.sequences;
+    int64_t steps = 0;
+    for (; steps < t->options->batch_warmup && left >= trainer_batch_at(t, steps); steps++) { left -= trainer_batch_at(t, steps); }
+    return steps < t->options->batch_warmup ? steps : steps + (int64_t)(left / t->sequences);
+}
+
 static bool trainer_open_data(Trainer* t, Error* error) {
     const Options* o = t->options;
     uint64_t vocab = (uint64_t)t->gpt.config.vocab_size;
     if (!loader_open(&t->train, o->train_data, t->T, (uint64_t)o->seed, o->shuffle && !o->overfit, vocab, error)) { return false; }
     if (t->has_val && !loader_open(&t->val, o->val_data, t->T, 0, false, vocab, error)) { return false; }
-    t->steps = o->steps >= 0 ? o->steps : (int64_t)(t->train.sequences / t->sequences);
+    t->steps = o->steps >= 0 ? o->steps : trainer_epoch_steps(t);
     if (t->steps == 0 && o->steps < 0) {
         return fail(error, "%s holds %" PRIu64 " sequences of %d tokens, fewer than one batch of %zu; give --steps, or a smaller batch",
                     o->train_data, (uint64_t)t->train.sequences, t->T, t->sequences);
@@ -774,7 +788,7 @@ bool trainer_step(Trainer* t, StepResult* result, Error* error) {
     const Options* o = t->options;
     Ledger now;
     memset(result, 0, sizeof(*result));
-    trainer_share(t, trainer_batch_now(t), t->comm->size, t->comm->rank);
+    trainer_share(t, trainer_batch_at(t, t->step), t->comm->size, t->comm->rank);
     bool good = !t->late.text[0] && trainer_load_batch(t, error);
     if (t->late.text[0]) { *error = t->late; }
     double tokens = result->tokens = (double)t->sequences_now * t->T;

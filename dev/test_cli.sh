@@ -537,8 +537,11 @@ rows_use() {
         --recompute 2 --optimizer adamw --state-format 8bit --master-weights off --master-format fp32 --sample-every 0 \
         --update-clip 1 --trust-low 0.5 --trust-high 2 --trust-base 0.1 --threads 1 --gemm auto --zero 3 --ranks 64 --ranks-per-node 8 \
         --rank-timeout 1m --link-mbit 25000 --link-latency-us 20 --node-mbit 100000 --tflops 100 --efficiency 0.4
-    accept "plan: kappa" 'optimizer state' ./train_gpt plan --model d12 --optimizer kappa --kappa-bits 4 --kappa-bytes 0.6 --kappa-equilibrate on \
+    accept "plan: kappa" 'optimizer state' ./train_gpt plan --model d12 --optimizer kappa --kappa-bytes 0.6 --kappa-equilibrate on \
         --kappa-embedding row --tflops 1
+    accept "plan: kappa at one width" 'optimizer state' ./train_gpt plan --model d12 --optimizer kappa --kappa-bits 4 --tflops 1
+    refuse "plan: options of the optimizer that do not go together" 'leave --trust-high and --update-clip out' ./train_gpt plan --model d12 \
+        --optimizer lamb --update-clip 1
     accept "plan: what the machine has" 'peak of this machine' ./train_gpt plan --ranks 3
     local command
     for command in eval convert generate selfcheck plan; do

@@ -383,10 +383,11 @@ static void kappa_embeddings_emulated(void) { emulation_each_order(kappa_embeddi
 // ---- the law ----
 
 // Figures of one matrix under a gradient of pure noise, after its momentum has settled.
-static void kappa_noise_figures(double* kappa, double* excess, int bits, bool residual, double mu) {
+static void kappa_noise_figures(double* kappa, double* excess, int bits, bool residual, bool stochastic, double mu) {
     OptimizerConfig c = kappa_test_config();
     const KappaShape shape = {64, 128, 1, ROLE_MATRIX};
     c.kappa_residual = residual;
+    c.kappa_stochastic = stochastic;
     KappaRun r = kappa_run_open(&c, shape, bits);
     r.now.momentum = (float)mu;
     size_t n = r.unit.count;
@@ -407,20 +408,27 @@ static void kappa_noise_figures(double* kappa, double* excess, int bits, bool re
 }
 
 // Measured kappa is that of the law for noise, with and without a residual in the buffer; so is the variance that rounding adds.
+static void kappa_law_of(int bits, bool residual, bool stochastic) {
+    double mu = 0.95, kappa, excess, law = kappa_of_noise(bits, mu);
+    OptimizerConfig c = kappa_test_config();
+    c.kappa_stochastic = stochastic;
+    kappa_noise_figures(&kappa, &excess, bits, residual, stochastic, mu);
+    double says = kappa_step_excess(&c, bits, kappa);
+    CHECK(fabs(kappa / law - 1.0) < 0.15, "%d bits%s%s: kappa %.3g, the law says %.3g", bits, residual ? ", residual" : "",
+          stochastic ? ", stochastic" : "", kappa, law);
+    CHECK(fabs(excess / says - 1.0) < 0.15, "%d bits%s%s: excess variance %.3g, the law says %.3g", bits, residual ? ", residual" : "",
+          stochastic ? ", stochastic" : "", excess, says);
+}
+
 static void kappa_law(void) {
     ops_random.state = 41;
     for (size_t w = 0; w < COUNT_OF(kappa_test_bits); w++) {
-        for (int residual = 0; residual < 2; residual++) {
+        for (int i = 0; i < 4; i++) {
             int bits = kappa_test_bits[w];
-            double mu = 0.95, kappa, excess, law = kappa_of_noise(bits, mu);
+            bool residual = i % 2 == 1, stochastic = i >= 2;
             // 2 bits alone: not a small error
-            if ((bits == 2 && !residual) || (bits > 4 && residual) || (OPS_SMALL && bits != 4)) { continue; }
-            kappa_noise_figures(&kappa, &excess, bits, residual, mu);
-            double says = (bits == 2 ? KAPPA_TERNARY_EXCESS : 1.0) / (12.0 * kappa * kappa);
-            CHECK(fabs(kappa / law - 1.0) < 0.15, "%d bits%s: kappa %.3g, the law says %.3g", bits, residual ? ", residual" : "", kappa,
-                  law);
-            CHECK(fabs(excess / says - 1.0) < 0.15, "%d bits%s: excess variance %.3g, the law says %.3g", bits,
-                  residual ? ", residual" : "", excess, says);
+            if ((bits == 2 && !residual) || (bits > 4 && residual) || (OPS_SMALL && (bits != 4 || stochastic))) { continue; }
+            kappa_law_of(bits, residual, stochastic);
         }
     }
 }

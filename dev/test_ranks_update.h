@@ -81,6 +81,60 @@ static void test_ranks_update_matrix(void) {
     }
 }
 
+// A step whose gradient overflows is left out on all ranks alike, and what comes after is what one rank does: good, left out twice, good twice.
+static bool update_rank_overflow(Trainer* t, double* losses, const char* name) {
+    StepResult r;
+    Error error;
+    floatX good[2];
+    uint32_t before = 0;
+    for (int i = 0; i < 5; i++) {
+        bool spoilt = i == 1 || i == 2;
+        if (i == 1) {
+            before = ranks_weights_crc(t);
+            update_spoil(t, good);
+        }
+        if (i == 3) {
+            update_mend(t, good);
+            CHECK(ranks_weights_crc(t) == before, "%s: weights changed by steps that were left out", name);
+        }
+        bool done = trainer_step(t, &r, &error);
+        CHECK(done, "%s: %s", name, error.text);
+        if (!done) { return false; }
+        CHECK((r.skipped != NULL) == spoilt, "%s, step %d: loss %g, norm %g: %s", name, i, r.loss, r.norm, r.skipped ? r.skipped : "not left out");
+        losses[i] = spoilt ? 0.0 : r.loss;
+    }
+    return true;
+}
+
+static void test_ranks_update_overflow(void) {
+    static Options o;
+    static Trainer t;
+    static const UpdateCase cases[] = {{{"adamw"}, true}, {{"kappa", "--kappa-bits", "4"}, false}, {{"soap"}, false}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double want[5], got[5];
+        const char* name = cases[i].options[0];
+        update_rank_options(&o, &cases[i], 0, "");
+        if (!ranks_start(&t, comm_alone(), &o) || !update_rank_overflow(&t, want, name)) { return; }
+        int64_t lost = t.residuals_lost;
+        CHECK(lost == (i == 1), "%s: %" PRId64 " residuals lost", name, lost);
+        trainer_free(&t);
+        for (int stage = 0; stage <= 3; stage++) {
+            Comm part;
+            int ranks = TEST_WORLD->size < 2 + stage ? TEST_WORLD->size : 2 + stage;
+            if (comm_first(&part, TEST_WORLD, ranks)) {
+                update_rank_options(&o, &cases[i], stage, "");
+                if (ranks_start(&t, &part, &o) && update_rank_overflow(&t, got, name)) {
+                    update_rank_compare(&cases[i], name, got, want, 5, ranks, stage);
+                    CHECK(t.skipped == 2 && t.residuals_lost == lost, "%s, ZeRO %d: %" PRId64 " left out, %" PRId64 " residuals lost", name, stage,
+                          t.skipped, t.residuals_lost);
+                }
+                trainer_free(&t);
+            }
+            comm_barrier(TEST_WORLD);
+        }
+    }
+}
+
 #if !ON_GPU
 // Half of the steps at one number of ranks and stage, the rest at another, from the checkpoint between.
 static void test_ranks_update_resume(void) {
@@ -121,6 +175,7 @@ static void test_ranks_update_resume(void) {
 
 static const TestRow update_rank_tests[] = {
     {"ranks: every optimizer at every stage follows one rank's curve", test_ranks_update_matrix},
+    {"ranks: a gradient that overflows is left out alike", test_ranks_update_overflow},
 #if !ON_GPU
     {"ranks: every optimizer goes on at another number of ranks and stage", test_ranks_update_resume},
 #endif

@@ -33,6 +33,8 @@ static OptimizerRig soap_rig_new(size_t rows, size_t cols, int parts, int every)
 }
 
 static void soap_rig_step(OptimizerRig* r, double* g, uint32_t step) {
+    r->host.late1 = (float)(1.0 - pow(0.875, step));
+    r->host.late2 = (float)(1.0 - pow(0.9375, step));
     rig_set_step(r, g, SOAP_SCALE, step);
     soap_update(&r->config, &r->unit, r->scalars);
     device_sync();

@@ -128,21 +128,32 @@ static void test_update_micro_batches(void) {
 
 #endif
 
-// Two weights so large that gradients overflow, though they and their squares are finite; good: what stood there.
-static void update_spoil(Trainer* t, floatX* good) {
-    floatX *places[] = {gpt_weight(&t->gpt, LNFW, 0), gpt_weight(&t->gpt, WTE, 0)}, bad;
-    store(&bad, 1e18f);
+// Two weights so large that gradients overflow, though they and their squares are finite, on the ranks that keep them; good: what stood there.
+static void update_swap(Trainer* t, floatX* values) {
+    const int tensors[] = {LNFW, WTE};
+    zero_weights_wait_all(&t->zero);
     for (int i = 0; i < 2; i++) {
-        device_download(good + i, places[i], sizeof(bad));
-        device_upload(places[i], &bad, sizeof(bad));
+        size_t u = 0;
+        while (t->gpt.table.units[u].tensor != tensors[i]) { u++; }
+        floatX *at = gpt_unit_weights(&t->gpt, u), before;
+        if (!at) { continue; }
+        device_download(&before, at, sizeof(before));
+        device_upload(at, values + i, sizeof(before));
+        device_sync();
+        values[i] = before;
     }
-    device_sync();
+    for (int g = 0; g < t->zero.groups; g++) { zero_weights_changed(&t->zero, g); } // copies of them are old
+}
+
+static void update_spoil(Trainer* t, floatX* good) {
+    for (int i = 0; i < 2; i++) { store(good + i, 1e18f); }
+    update_swap(t, good);
 }
 
 static void update_mend(Trainer* t, const floatX* good) {
-    device_upload(gpt_weight(&t->gpt, LNFW, 0), good, sizeof(*good));
-    device_upload(gpt_weight(&t->gpt, WTE, 0), good + 1, sizeof(*good));
-    device_sync();
+    floatX values[2];
+    memcpy(values, good, sizeof(values));
+    update_swap(t, values);
 }
 
 // Gradients that overflow: steps are left out, nothing changes, and training goes on when they
@@ -221,6 +232,52 @@ static double update_kappa_error(const Trainer* t) {
         sum += error;
     }
     return sum;
+}
+
+// Widths that change leave the residual where it is, and what re-encoding lost beside it: it is saved whatever the new width, goes on bit
+// for bit, and is counted when it is lost.
+static void test_update_residual_other_width(void) {
+    static Options o;
+    static Trainer t;
+    Error error;
+    StepResult r;
+    static const UpdateCase run = {{"kappa", "--kappa-bytes", "0.9", "--kappa-every", "100"}, false};
+    UPDATE_OPTIONS(&o, &run, "--steps", "10", "--batch", "2", "--warmup", "0", "--master-weights", "off");
+    snprintf(o.output, sizeof(o.output), "%s/repacked", test_folder());
+    CHECK_OK(folder_make(o.output, &error), error);
+    uint32_t digest[2];
+    for (int resumed = 0; resumed < 2; resumed++) {
+        CHECK_OK(selfcheck_start(&t, &o, resumed == 1, &error), error);
+        if (!resumed) {
+            CHECK_OK(trainer_step(&t, &r, &error), error);
+            Kappa next = t.optimizer.kappa;
+            for (int i = 0; i < t.gpt.table.tensor_count; i++) {
+                CHECK(next.width[i] == 0 || next.width[i] == 4, "tensor %d begins with %d bits, expected 4", i, next.width[i]);
+                next.width[i] = next.width[i] == 4 && i % 4 == 0 ? 6 : next.width[i];
+            }
+            trainer_repack(&t, &next);
+            t.optimizer.kappa = next;
+            CHECK_OK(state_save(&t, o.output, &error), error);
+        }
+        CHECK_OK(trainer_step(&t, &r, &error) && trainer_step(&t, &r, &error), error);
+        digest[resumed] = selfcheck_digest(&t);
+        CHECK(t.residuals_lost == 0, "%" PRId64 " residuals lost", t.residuals_lost);
+        trainer_free(&t);
+    }
+    CHECK(digest[0] == digest[1], "a run resumed after widths changed differs in its bits");
+    floatX good[2];
+    CHECK_OK(selfcheck_start(&t, &o, true, &error), error);
+    update_spoil(&t, good);
+    CHECK_OK(trainer_step(&t, &r, &error), error);
+    CHECK(t.skipped == 1 && t.residuals_lost == 1 && !trainer_has_residual(&t), "%" PRId64 " residuals lost", t.residuals_lost);
+    update_mend(&t, good);
+    CHECK_OK(state_save(&t, o.output, &error), error);
+    trainer_free(&t);
+    CHECK_OK(selfcheck_start(&t, &o, true, &error), error);
+    update_spoil(&t, good);
+    CHECK_OK(trainer_step(&t, &r, &error), error);
+    CHECK(t.skipped == 2 && t.residuals_lost == 1, "nothing was there to lose, but %" PRId64 " are counted", t.residuals_lost);
+    trainer_free(&t);
 }
 
 // A step that is left out loses the residual once, and what is kept about it; so does going on without residuals. With them again is no error.
@@ -356,6 +413,12 @@ static void test_update_numbers(void) {
         CHECK(fabs(r.lr - lr) < 1e-12, "step %zu: lr %g, expected %g", i, r.lr, lr);
         CHECK(fabs(t.host_scalars->beta2 - beta2) < 1e-6 && fabs(t.host_scalars->correction2 - (1.0 - pow(0.5, all / 1024.0))) < 1e-6,
               "step %zu: beta2 %g, correction %g", i, t.host_scalars->beta2, t.host_scalars->correction2);
+        const StepScalars* s = t.host_scalars;
+        double late = 1.0 - pow(0.5, (all - 128.0) / 1024.0), n = (double)i + 1.0;
+        CHECK(fabs(s->late1 - (1.0 - pow(0.9, n - 1.0))) < 1e-6 && fabs(s->late2 - late) < 1e-6, "step %zu: late %g, %g", i, s->late1, s->late2);
+        CHECK(fabs(s->correction1 - (1.0 - pow(0.9, n))) < 1e-6 && fabs(s->decay_rate - (1.0 - pow(n, -0.8))) < 1e-6 && s->updates == i,
+              "step %zu: correction %g, decay rate %g, %u updates", i, s->correction1, s->decay_rate, s->updates);
+        CHECK(fabs(s->alpha - o.alpha * n / 6.0) < 1e-5, "step %zu: alpha %g", i, s->alpha);
         seen += sequences[i];
         CHECK(t.sequence == seen, "step %zu: %" PRIu64 " sequences seen", i, t.sequence);
     }
@@ -402,6 +465,7 @@ static void test_update_refuses(void) {
         {{"--optimizer", "adafactor", "--trust-high", "2"}, "leave --trust-high out"},
         {{"--optimizer", "sgd", "--cautious-decay", "on"}, "leave --cautious-decay out"},
         {{"--momentum", "0.5"}, "--momentum is an option of --optimizer sgd|lars|"},
+        {{"--steps", "10", "--warmup", "0", "--batch-warmup", "11"}, "--batch-warmup 11 is longer than --steps 10"},
         {{"--optimizer", "sgd", "--beta2-half-life", "1M"}, "--beta2-half-life is an option of"},
         {{"--optimizer", "kappa", "--kappa-bits", "4", "--kappa-bytes", "0.6"}, "--kappa-bytes is for widths that are chosen"},
         {{"--master-weights", "off", "--master-format", "split"}, "leave --master-weights on"},
@@ -427,8 +491,16 @@ static void test_update_refuses(void) {
     CHECK(o.lr == 4e-3 && o.eps == 1e-8 && o.weight_decay == 0.02 && o.cautious_decay, "lr %g, eps %g, decay %g", o.lr, o.eps, o.weight_decay);
     UpdateCase small = {{"kappa", "--kappa-bytes", "0.1"}, false};
     static Trainer t;
-    UPDATE_OPTIONS(&o, &small, "--batch", "2");
+    {
+        UPDATE_OPTIONS(&o, &small, "--batch", "2");
+    }
     CHECK_FAILS(selfcheck_start(&t, &o, false, &error), error, "--kappa-bytes");
+    trainer_free(&t);
+    UpdateCase endless = {{"adamw", "--beta2-half-life", "1G"}, false};
+    {
+        UPDATE_OPTIONS(&o, &endless, "--batch", "2");
+    }
+    CHECK_FAILS(selfcheck_start(&t, &o, false, &error), error, "is more than 100000 steps of 64 tokens");
     trainer_free(&t);
 }
 
@@ -441,6 +513,7 @@ static const TestRow update_tests[] = {
     {"update: steps that are not finite are left out and change nothing", test_update_not_finite},
     {"update: the first update after steps left out is of full size", test_update_first},
     {"update: a residual is lost once, and so is what is kept of it", test_update_residual_lost},
+    {"update: a residual beside widths that change", test_update_residual_other_width},
     {"update: widths that do not go on in others", test_update_other_widths},
     {"update: bytes of state a parameter", test_update_state_bytes},
 #ifdef FLOATX_BF16

@@ -291,9 +291,10 @@ DEVICE void kappa_encode_chunk(Team t, size_t chunk, KappaMomentum m, OptimizerU
 // figures (OPTIMIZER_MEASURED, may be NULL) = sums over chunks. For the next step: the residual's mean square, which it takes off, and the
 // share of its look-ahead.
 DEVICE void kappa_figures(Team t, size_t task, float* figures, float* error, const float* partial, int chunks, float count, bool feeds_back,
-                          float target, const float* grad_scale, const StepScalars* scalars) {
+                          int bits, float target, const float* grad_scale, const StepScalars* scalars) {
     (void)task;
     float sums[OPTIMIZER_MEASURED], mu = scalars->momentum, part = *grad_scale * mu / (1.0f - mu);
+    float times = bits == 2 ? part : 1.0f + part; // buffer - decode(M) = g - M + (1 + part) e; at 2 bits e goes with M, and takes some of it back
     for (int j = 0; j < OPTIMIZER_MEASURED; j++) {
         const float* p = partial + (size_t)j * (size_t)chunks;
         float sum = 0.0f;
@@ -301,7 +302,7 @@ DEVICE void kappa_figures(Team t, size_t task, float* figures, float* error, con
         sums[j] = team_sum(t, sum);
     }
     if (t.rank != 0) { return; }
-    float change = sums[KAPPA_CHANGE] - part * part * count * error[0];
+    float change = sums[KAPPA_CHANGE] - times * times * count * error[0];
     sums[KAPPA_CHANGE] = change > 0.0f ? change : 0.0f;
     float levels = kappa_levels(KAPPA_RESIDUAL_BITS);
     float kappa = sums[KAPPA_GREATEST] > 0.0f ? sqrtf(sums[KAPPA_CHANGE] / sums[KAPPA_GREATEST]) : 0.0f;
@@ -337,7 +338,7 @@ static inline void kappa_momentum_update(const OptimizerConfig* c, int bits, con
     LAUNCH_SCRATCH(col_tasks, WARP_TEAM, KAPPA_LINES * sizeof(float), kappa_col_factors, w, u->rows, u->cols, c->kappa_equilibrate);
     LAUNCH_SCRATCH(chunks, WARP_TEAM, KAPPA_ENCODE_SCRATCH, kappa_encode_chunk, m, *u, w, feeds_back && u->owner, c->kappa_stochastic,
                    scalars);
-    LAUNCH(1, BLOCK_TEAM, kappa_figures, u->measured, m.error, w.partial, (int)chunks, (float)u->count, feeds_back,
+    LAUNCH(1, BLOCK_TEAM, kappa_figures, u->measured, m.error, w.partial, (int)chunks, (float)u->count, feeds_back, bits,
            (float)c->kappa_target, u->grad_scale, scalars);
     LAUNCH(row_tasks + col_tasks, WARP_TEAM, kappa_copy_factors, m, w, u->rows, u->cols);
 }

@@ -4,7 +4,7 @@
 //     kappa = (1 - mu) RMS(g - m) / step          relative excess variance of the momentum = 1 / (12 kappa^2)
 // Rounding to nearest adds step^2 / 12 a step where the gradient adds ((1 - mu) RMS(g - m))^2. Where what was lost comes back with the next
 // gradient (residual feedback, at 4 bits and below), errors do not add up over the momentum's memory of 1 / (1 - mu^2) steps; only the
-// latest is felt, in the look-ahead: the excess is (1 - mu^2) times as large.
+// latest is felt: in the look-ahead, and where a step is left out and its residual with it. The excess is (1 - mu^2) times as large.
 // The rule, every kappa_every steps, from the figures of all units (so that it is the same on all ranks and for any number of them):
 //   1. a tensor needs the cheapest width whose excess is that of kappa_target or less, 8 bits if there is none. A cheaper width than now
 //      must meet the target with KAPPA_MARGIN to spare, the present one may miss it by as much: widths do not flap;
@@ -26,7 +26,11 @@ enum { KAPPA_V_ROW, KAPPA_V_8BIT, KAPPA_V_FP32 }; // kappa_embedding
 #define KAPPA_MAX_MATRICES 8    // tensors among which widths are chosen: 4^8 combinations
 #define KAPPA_SPREAD 3.0        // greatest of 128 values over their RMS
 #define KAPPA_TERNARY_SPREAD 1.224 // step at 2 bits over the RMS
-#define KAPPA_TERNARY_EXCESS 1.5   // the error at 2 bits over step^2 / 12: values beyond the last code (0.190 against 0.125 of a normal x)
+// The error's mean square over step^2 / 12, rounded to nearest and stochastically; at 2 bits of a normal x, whose greatest values lie
+// beyond the last code.
+#define KAPPA_STOCHASTIC_EXCESS 2.0
+#define KAPPA_TERNARY_EXCESS 1.52
+#define KAPPA_TERNARY_STOCHASTIC_EXCESS 2.31
 #define KAPPA_SPIKE_MEMORY 0.9     // of the usual RMS of a gradient
 
 static const int kappa_width_list[KAPPA_WIDTHS] = {2, 4, 6, 8};
@@ -134,11 +138,15 @@ static inline double kappa_combination_bytes(const KappaMatrices* m, size_t comb
 static inline bool kappa_fits(const KappaMatrices* m, double bytes) { return bytes <= m->arena * (1.0 + 1e-9); }
 
 // What rounding adds in a step, relative to what the gradient adds, by the law.
-static inline double kappa_step_excess(int bits, double kappa) { return (bits == 2 ? KAPPA_TERNARY_EXCESS : 1.0) / (12.0 * kappa * kappa); }
+static inline double kappa_step_excess(const OptimizerConfig* c, int bits, double kappa) {
+    double linear = c->kappa_stochastic ? KAPPA_STOCHASTIC_EXCESS : 1.0;
+    double ternary = c->kappa_stochastic ? KAPPA_TERNARY_STOCHASTIC_EXCESS : KAPPA_TERNARY_EXCESS;
+    return (bits == 2 ? ternary : linear) / (12.0 * kappa * kappa);
+}
 
 // Relative excess variance of the momentum.
 static inline double kappa_excess(const OptimizerConfig* c, int bits, double kappa, double mu) {
-    double excess = kappa_step_excess(bits, kappa);
+    double excess = kappa_step_excess(c, bits, kappa);
     return kappa_feeds_back(c, bits) ? excess * (1.0 - mu * mu) : excess;
 }
 
@@ -286,7 +294,7 @@ bool kappa_choose(Kappa* next, const Kappa* now, const OptimizerConfig* c, const
         for (int w = 0; w < KAPPA_WIDTHS; w++) { f.kappa[i][w] = kappa_measured(sum, kappa_width_list[w], mu); }
         next->kappa[t] = f.kappa[i][kappa_width_index(bits)];
         next->bits[t] = bits;
-        next->predicted[t] = kappa_step_excess(bits, next->kappa[t]);
+        next->predicted[t] = kappa_step_excess(c, bits, next->kappa[t]);
         next->measured[t] = sum[KAPPA_ERROR] / ((1.0 - mu) * (1.0 - mu) * sum[KAPPA_CHANGE]);
     }
     if (!all) { return false; }

@@ -74,6 +74,7 @@ typedef struct {
     float beta1, beta2, beta3, eps, weight_decay;
     float momentum;                  // sgd, lars, muon, normuon, kappa's matrices
     float correction1, correction2;  // 1 - beta^t of Adam's moments, t counted from 1
+    float late1, late2;              // soap: the same of moments that begin at the second update
     float alpha;                     // ademamix: weight of the slow moment
     float decay_rate;                // adafactor: 1 - t^-0.8
     uint32_t step;                   // 0-based, keys the random rounding
@@ -108,14 +109,19 @@ typedef struct {
 // Weights: with an fp32 master the bf16 weight follows it by stochastic rounding; a split master (bf16 weight + 16 more bits) is rounded
 // to nearest, so that both halves together are the fp32 number; without one the weight itself is rounded stochastically.
 
+// Half away from zero: what the upper half lacks fits in 16 bits. A NaN stays one.
+HOST_DEVICE void weight_split(float value, uint16_t* high, uint16_t* low) {
+    uint32_t bits = float_bits(value);
+    *high = isnan(value) ? 0x7fc0 : (uint16_t)((bits + 0x8000u) >> 16);
+    *low = isnan(value) ? 0 : (uint16_t)bits;
+}
+
 HOST_DEVICE float weight_split_load(uint16_t high, uint16_t low) { return bits_float(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low); }
 
 DEVICE void weight_store(const OptimizerUnit* u, size_t i, float value, const StepScalars* s) {
 #ifdef FLOATX_BF16
     if (u->master_low) {
-        uint32_t bits = float_bits(value), high = (bits + 0x8000u) >> 16; // half away from zero: the rest fits in 16 bits
-        u->params[i].bits = (uint16_t)high;
-        u->master_low[i] = (uint16_t)bits;
+        weight_split(value, &u->params[i].bits, u->master_low + i);
         return;
     }
     Philox random = philox_at(s->seed, RANDOM_WEIGHT_ROUNDING, s->step, u->tensor, u->first + i);

@@ -121,9 +121,7 @@ DEVICE void soap_gradient(Team t, size_t chunk, float* g, float* m, const floatX
 DEVICE void soap_adam(Team t, size_t chunk, float* x, const float* y, float* v, size_t count, const StepScalars* scalars) {
     size_t first = chunk * SOAP_CHUNK;
     int n = (int)min_size(SOAP_CHUNK, count - first);
-    const StepScalars s = *scalars;
-    float beta2 = s.beta2, eps = s.eps, steps = (float)s.updates; // 1 - beta^steps without cancellation
-    float step1 = -1.0f / expm1f(steps * logf(s.beta1)), root2 = 1.0f / sqrtf(-expm1f(steps * logf(beta2)));
+    float beta2 = scalars->beta2, eps = scalars->eps, step1 = 1.0f / scalars->late1, root2 = 1.0f / sqrtf(scalars->late2);
     float *d = x + first, *square = v + first;
     const float* g = y + first;
     TEAM_FOR(i, n) {

@@ -254,9 +254,10 @@ static bool train_check_optimizer(const Options* o, Error* error) {
 
 static bool train_check(const Options* o, Error* error) {
     if (!train_check_batch(o, error) || !train_check_output(o, error) || !train_check_optimizer(o, error)) { return false; }
-    if (o->steps >= 0 && o->warmup > o->steps) {
-        return fail(error, "--warmup %" PRId64 " is longer than --steps %" PRId64 "; give a shorter one, or leave it out", o->warmup,
-                    o->steps);
+    if (o->steps >= 0 && (o->warmup > o->steps || o->batch_warmup > o->steps)) {
+        bool first = o->warmup > o->steps;
+        return fail(error, "--%s %" PRId64 " is longer than --steps %" PRId64 "; give a shorter one, or leave it out",
+                    first ? "warmup" : "batch-warmup", first ? o->warmup : o->batch_warmup, o->steps);
     }
     if (!o->train_data[0]) { return fail(error, "--train-data is empty; give token shards (./train_gpt tokenize makes them)"); }
     if (!o->model[0]) { return fail(error, "--model is empty; give a size such as d12, a .bin file or a checkpoint"); }
@@ -304,8 +305,8 @@ bool options_check(const Options* options, Error* error) {
         return options->model[0] || fail(error, "--model is missing: give a .bin file, a checkpoint, or the output folder of a run");
     case COMMAND_EVAL: return eval_check(options, error);
     case COMMAND_CONVERT: return convert_check(options, error);
+    case COMMAND_PLAN: return train_check_optimizer(options, error);
     case COMMAND_SELFCHECK:
-    case COMMAND_PLAN:
     case COMMAND_COUNT: break;
     }
     return true;

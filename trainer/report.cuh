@@ -86,6 +86,9 @@ static void train_print(const Trainer* t) {
             fprintf(stderr, "notice: no samples: at ZeRO 3 no rank holds the whole model; use generate on a checkpoint\n");
         }
     }
+#ifndef FLOATX_BF16
+    if (t->options->master_format != 0) { fprintf(stderr, "notice: --master-format split means nothing here: weights are fp32, without masters\n"); }
+#endif
     memory_print(&t->gpt.memory, stdout);
     if (t->zero.held) { printf("optimizer state: %.4f bytes a parameter\n", (double)t->state_bytes / (double)t->zero.held); }
     fflush(stdout);

@@ -107,7 +107,7 @@ static int state_tensors(const Trainer* t, StateTensor* list) {
             snprintf(prefix, sizeof(prefix), "%s.%s", state_optimizer_name(t), first.arrays[a].name);
             state_add_tensor(list, &count, prefix, &table->tensors[i], s);
         }
-        if (trainer_keeps_residual(t, i)) {
+        if (t->residual[i]) {
             StateTensor s = {"", SAFE_F32, i, STATE_RESIDUAL, 0, state_elements(&table->tensors[i])};
             state_add_tensor(list, &count, "kappa.residual", &table->tensors[i], s);
         }
@@ -213,11 +213,7 @@ bool state_load_weights(Trainer* t, const char* path, Error* notice, Error* erro
 // fp32 masters into lower halves; the upper ones are the weights.
 static void state_split_masters(const Trainer* t, size_t u, size_t at, size_t n, const float* values, uint16_t* low, floatX* high) {
 #ifdef FLOATX_BF16
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = float_bits(values[i]);
-        low[i] = (uint16_t)bits;
-        high[i].bits = (uint16_t)((bits + 0x8000u) >> 16);
-    }
+    for (size_t i = 0; i < n; i++) { weight_split(values[i], &high[i].bits, low + i); }
     device_upload(t->master_low + t->zero.place[u] + at, low, n * sizeof(uint16_t));
     device_upload(zero_unit_weights(&t->zero, u) + at, high, n * sizeof(floatX));
     device_sync();
@@ -328,8 +324,6 @@ static bool state_read_kappa(Trainer* t, const SafeReader* r, Error* error) {
         return fail(error, "%s: the widths of its momentum do not fit in --kappa-bytes %g; give what it was written with (its config.txt says)",
                     r->file.path, t->options->kappa_bytes);
     }
-    if (!safe_find_number(r, "kappa.residuals", &value, error)) { return false; }
-    t->residual_left = value > 0;
     if (!safe_find_number(r, "kappa.spikes", &value, error)) { return false; }
     k->spikes = (int64_t)value;
     if (!safe_find_number(r, "residuals_lost", &value, error)) { return false; }
@@ -346,22 +340,32 @@ static bool state_check_format(const Trainer* t, const SafeReader* r, Error* err
            fail(error, "%s was written with --state-format %s; this run has %s", r->file.path, format ? format : "fp32", own);
 }
 
+// Of which tensors the file has residuals that this run goes on with; where it has no use for them they are lost.
+static void state_find_residuals(Trainer* t, const SafeReader* r) {
+    bool lost = false;
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
+        char name[128];
+        snprintf(name, sizeof(name), "kappa.residual.%s", t->gpt.table.tensors[i].name);
+        bool there = t->zero.carry && safe_find(r, name) != NULL;
+        t->residual[i] = there && t->optimizer.config.kappa_residual;
+        lost = lost || (there && !t->residual[i]);
+    }
+    t->residuals_lost += lost;
+}
+
 static bool state_read_arrays(Trainer* t, const SafeReader* r, Error* error) {
     static StateTensor list[STATE_TENSORS_MAX];
     if (!state_check_format(t, r, error) || !state_read_kappa(t, r, error)) { return false; }
+    state_find_residuals(t, r);
     int count = state_tensors(t, list);
     char* piece = (char*)host_alloc(STATE_PIECE * sizeof(float));
-    bool good = true, there = safe_find(r, "master.wte") != NULL, left = false;
+    bool good = true, there = safe_find(r, "master.wte") != NULL;
     if (t->zero.carry) { zero_grads_clear_all(&t->zero); }
     for (int i = 0; good && i < count; i++) {
-        if ((list[i].kind == STATE_MASTER && !there) || (list[i].kind == STATE_RESIDUAL && !t->residual_left)) { continue; }
-        left = left || list[i].kind == STATE_RESIDUAL;
+        if (list[i].kind == STATE_MASTER && !there) { continue; }
         good = state_read_tensor(t, r, &list[i], piece, error);
     }
-    if (good && t->zero.carry && !left) { // none was left, or this run has no use for it
-        t->residuals_lost += t->residual_left;
-        trainer_forget_residual(t);
-    }
+    if (good && t->zero.carry && !trainer_has_residual(t)) { trainer_forget_residual(t); }
     if (good && !there && state_has_masters(t)) { trainer_reset_masters(t); } // written without masters: start them from the weights
     if (good && there && !state_has_masters(t)) { good = state_read_masters_as_weights(t, r, (float*)(void*)piece, error); }
     host_free(piece);

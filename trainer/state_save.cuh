@@ -35,7 +35,6 @@ static void state_declare_kappa(SafeWriter* w, const Trainer* t) {
         snprintf(name, sizeof(name), "kappa.width.%s", t->gpt.table.tensors[i].name);
         safe_writer_number(w, name, (uint64_t)k->width[i]);
     }
-    safe_writer_number(w, "kappa.residuals", trainer_feeds_back(t)); // whether there are tensors of them
     safe_writer_number(w, "kappa.spikes", (uint64_t)k->spikes);
     safe_writer_number(w, "residuals_lost", (uint64_t)t->residuals_lost);
 }

@@ -115,11 +115,11 @@ static OptimizerUnit trainer_unit(const Trainer* t, const Optimizer* optimizer, 
 
 #define BATCH_WARMUP_START 0.25 // share of the full batch in the first step of --batch-warmup
 
-// Sequences of this step: all, or during the warm-up of the batch a share that rises evenly.
-static size_t trainer_batch_now(const Trainer* t) {
+// Sequences of a step: all, or during the warm-up of the batch a share that rises evenly.
+static size_t trainer_batch_at(const Trainer* t, int64_t step) {
     int64_t warmup = t->options->batch_warmup;
-    if (t->step >= warmup) { return t->sequences; }
-    double share = BATCH_WARMUP_START + (1.0 - BATCH_WARMUP_START) * (double)t->step / (double)warmup;
+    if (step >= warmup) { return t->sequences; }
+    double share = BATCH_WARMUP_START + (1.0 - BATCH_WARMUP_START) * (double)step / (double)warmup;
     return max_size(1, (size_t)llround(share * (double)t->sequences));
 }
 
@@ -142,6 +142,7 @@ static StepScalars trainer_scalars(const Trainer* t, double lr) {
     double n = (double)(updates + 1), steps = (double)(t->step + 1), done = t->steps > 0 ? fmin(1.0, steps / (double)t->steps) : 1.0;
     double life = (double)o->beta2_half_life, tokens = (double)t->sequences_now * t->T;
     double all = ((double)t->sequence * t->T + tokens) * n / steps; // tokens of the updates, as if steps left out were like others
+    double late = fmax(0.0, all - (double)trainer_batch_at(t, 0) * t->T);
     StepScalars s;
     memset(&s, 0, sizeof(s));
     s.lr = (float)lr;
@@ -151,8 +152,10 @@ static StepScalars trainer_scalars(const Trainer* t, double lr) {
     s.eps = (float)o->eps;
     s.weight_decay = (float)o->weight_decay;
     s.momentum = (float)o->momentum;
-    s.correction1 = (float)(1.0 - pow(o->beta1, n));
-    s.correction2 = (float)(1.0 - (life > 0 ? pow(0.5, all / life) : pow(o->beta2, n)));
+    s.correction1 = (float)(1.0 - pow((double)s.beta1, n)); // of the betas that bodies use
+    s.correction2 = (float)(1.0 - (life > 0 ? pow(0.5, all / life) : pow((double)s.beta2, n)));
+    s.late1 = (float)(1.0 - pow((double)s.beta1, n - 1.0));
+    s.late2 = (float)(1.0 - (life > 0 ? pow(0.5, late / life) : pow((double)s.beta2, n - 1.0)));
     s.alpha = (float)(o->alpha * done);
     s.decay_rate = (float)(1.0 - pow(n, -0.8));
     s.step = (uint32_t)t->step;
@@ -209,6 +212,9 @@ static void trainer_repack(Trainer* t, const Kappa* next) {
         moves[held++] = move;
     }
     kappa_repack(&t->optimizer.config, &t->optimizer.kappa, next, t->state, moves, held, t->scalars);
+    for (int i = 0; i < table->tensor_count; i++) { // whatever the new width: what re-encoding loses is left, too
+        t->residual[i] = t->residual[i] || (t->optimizer.config.kappa_residual && t->optimizer.kappa.width[i] != next->width[i]);
+    }
     free(moves);
     free(t->state_at);
     t->state_at = to;
@@ -228,15 +234,10 @@ static void trainer_choose_widths(Trainer* t) {
 // ---------------------------------------------------------------------------------------------------------------------------------
 // The update
 
-// Whether updates leave residuals of a tensor in the gradient buffer (kappa.cuh); of any.
-static bool trainer_keeps_residual(const Trainer* t, int tensor) {
-    const Optimizer* z = &t->optimizer;
-    return t->zero.carry && t->gpt.table.tensors[tensor].role == ROLE_MATRIX && kappa_feeds_back(&z->config, z->kappa.width[tensor]);
-}
-
-static bool trainer_feeds_back(const Trainer* t) {
+// Whether the buffer holds the residual of any tensor.
+static bool trainer_has_residual(const Trainer* t) {
     bool any = false;
-    for (int i = 0; i < t->gpt.table.tensor_count; i++) { any = any || trainer_keeps_residual(t, i); }
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) { any = any || t->residual[i]; }
     return any;
 }
 
@@ -259,7 +260,9 @@ static void trainer_update(Trainer* t, StepResult* result) {
         zero_weights_changed(&t->zero, g);
     }
     if (t->zero.carry) { zero_grads_clear_others(&t->zero); }
-    t->residual_left = trainer_feeds_back(t);
+    for (int i = 0; i < t->gpt.table.tensor_count; i++) {
+        t->residual[i] = t->zero.carry && t->gpt.table.tensors[i].role == ROLE_MATRIX && kappa_feeds_back(c, t->optimizer.kappa.width[i]);
+    }
     if (c->kind == OPTIMIZER_KAPPA && c->kappa_bits <= 8 && (t->step + 1) % c->kappa_every == 0) {
         trainer_choose_widths(t);
         result->measured = true;
@@ -274,13 +277,13 @@ static void trainer_forget_residual(Trainer* t) {
         OptimizerUnit unit = trainer_unit(t, &t->optimizer, u, t->state_at[u]);
         kappa_forget(&unit, t->optimizer.kappa.width[unit.tensor]);
     }
-    t->residual_left = false;
+    memset(t->residual, 0, sizeof(t->residual));
 }
 
 // The step is left out: weights and state stay as they are; a residual in the gradient buffer is lost with the gradient around it.
 static void trainer_skip(Trainer* t) {
     t->skipped++;
     if (!t->zero.carry) { return; }
-    t->residuals_lost += t->residual_left;
+    t->residuals_lost += trainer_has_residual(t);
     trainer_forget_residual(t);
 }
