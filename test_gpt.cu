@@ -50,7 +50,8 @@ static const TestGroup groups[] = {
     GROUP(emulation_tests),
 #endif
 #if !ON_GPU
-    GROUP(options_tests), GROUP(run_tests), GROUP(files_tests), GROUP(safetensors_tests), GROUP(checkpoint_tests), GROUP(data_tests), GROUP(launch_tests),
+    GROUP(options_tests), GROUP(run_tests), GROUP(files_tests), GROUP(safetensors_tests), GROUP(checkpoint_tests),
+    GROUP(data_tests), GROUP(launch_tests),
 #endif
 };
 

@@ -287,6 +287,43 @@ static void kappa_follows(void) {
     }
 }
 
+// Weights after 10 steps beside a run in double that never looks at the device: with the residual, few bits walk as fp32 does.
+static void kappa_walks(void) {
+    ops_random.state = 26;
+    const int widths[] = {2, 4, 32};
+    const size_t rows = 48, cols = 20, n = rows * cols;
+    for (size_t i = 0; i < COUNT_OF(widths); i++) {
+        OptimizerConfig c = kappa_test_config();
+        c.nesterov = false;
+        const KappaShape shape = {rows, cols, 1, ROLE_MATRIX};
+        KappaRun r = kappa_run_open(&c, shape, widths[i]);
+        ReferenceKappa k = kappa_reference_of(&r);
+        double *g = reference_zeros(n), *m = reference_zeros(n), *v = reference_zeros(rows), *w = kappa_run_weights(&r), *start = kappa_copy_of(w, n);
+        for (int step = 0; step < 10; step++) {
+            kappa_random_gradient(g, rows, cols, 1e-3);
+            kappa_add_gradient(&r, g);
+            kappa_run_update(&r, step, 1.0f);
+            reference_kappa_momentum(m, g, n, &k);
+            kappa_orthogonalise(g, rows, cols);
+            reference_kappa_normalise(g, v, rows, cols, k.beta2);
+            reference_kappa_apply(w, g, n, 0.2, k.lr, k.decay, k.cautious);
+        }
+        double* got = kappa_run_weights(&r);
+        for (size_t j = 0; j < n; j++) {
+            got[j] -= start[j];
+            w[j] -= start[j];
+        }
+        double off = kappa_relative(got, w, n);
+        CHECK(off <= KAPPA_WALK_TOLERANCE, "%d bits: after 10 steps weights are off by %.3g", widths[i], off);
+#ifdef OPS_VERBOSE
+        printf("      %2d bits: off by %.2e\n", widths[i], off);
+#endif
+        double* all[] = {g, m, v, w, start, got};
+        for (size_t j = 0; j < COUNT_OF(all); j++) { free(all[j]); }
+        kappa_run_close(&r);
+    }
+}
+
 // Zero rows, columns, blocks and matrices give zeros, not NaN; a matrix without a gradient stands still but for decay.
 static void kappa_zeros(void) {
     ops_random.state = 25;
@@ -297,11 +334,17 @@ static void kappa_zeros(void) {
             KappaRun r = kappa_run_open(&c, shapes[s], kappa_test_bits[w]);
             size_t n = r.unit.count, rows = shapes[s].rows, cols = shapes[s].cols;
             double *g = reference_zeros(n), *start = kappa_run_weights(&r), *got, *m;
+            for (int decays = 0; decays < 3; decays++) { // never, where it may, everywhere
+                r.unit.decay = decays > 0;
+                r.config.cautious_decay = decays == 1;
+                kappa_run_update(&r, 0, 1.0f);
+                got = kappa_run_weights(&r);
+                for (size_t i = 0; i < n && decays > 0; i++) { start[i] *= 1.0 - (double)r.now.lr * (double)r.now.weight_decay; }
+                double off = kappa_relative(got, start, n);
+                CHECK(off <= (decays ? 1e-6 : 0.0), "weights are off by %.3g without a gradient", off);
+                free(got);
+            }
             r.unit.decay = false;
-            kappa_run_update(&r, 0, 1.0f);
-            got = kappa_run_weights(&r);
-            CHECK(kappa_relative(got, start, n) == 0.0, "weights moved by %.3g without a gradient", kappa_relative(got, start, n));
-            free(got);
             kappa_random_gradient(g, rows, cols, 1e-3);
             for (size_t i = 0; i < n; i++) {
                 if (i / cols == 2 || i % cols == 5 || i / cols >= rows / 3 * 2) { g[i] = 0.0; }
@@ -338,7 +381,7 @@ static void kappa_embedding_steps(int second_moment, bool rule) {
         ReferenceKappa k = kappa_reference_of(&r);
         bool by_row = second_moment == KAPPA_V_ROW, coded = kappa_v_format(&c) == STATE_INT8;
         double *g = reference_zeros(n), *v = reference_zeros(n), worst = 0.0, allowed = coded ? 0.15 : 1e-4;
-        for (int step = 0; step < 6; step++) {
+        for (int step = 0; step < (OPS_SMALL ? 6 : 10); step++) {
             kappa_random_gradient(g, rows, cols, 1e-3);
             for (size_t i = 0; i < n; i++) { g[i] = (i / cols + (size_t)step) % 3 == 0 ? 0.0 : g[i] * (step == 4 ? 10.0 : 1.0); }
             kappa_set(&r.grads, g);
@@ -511,7 +554,8 @@ static const TestRow kappa_tests[] = {
     {"kappa: options, and the residual is the owner's", kappa_options},
     {"kappa: a step on every team size and order", kappa_emulated},
     {"kappa: codes and residual are the momentum over 10 steps", kappa_follows},
-    {"kappa: zeros stay zeros", kappa_zeros},
+    {"kappa: weights beside a run in double, over 10 steps", kappa_walks},
+    {"kappa: without a gradient, decay alone; zeros stay zeros", kappa_zeros},
     {"kappa: embeddings against double", kappa_embeddings},
     {"kappa: embeddings in every order", kappa_embeddings_emulated},
     {"kappa: the law of kappa for noise", kappa_law},

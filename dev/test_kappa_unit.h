@@ -208,9 +208,11 @@ static void kappa_orthogonalise(double* x, size_t rows, size_t cols) {
 #ifdef FLOATX_BF16
 #define KAPPA_DIRECTION_TOLERANCE 0.06 // products of bf16: an input that differs by one rounding ends a rounding or two apart
 #define KAPPA_BUFFER_TOLERANCE 4e-3
+#define KAPPA_WALK_TOLERANCE 0.2
 #else
 #define KAPPA_DIRECTION_TOLERANCE 2e-3 // orthogonalisation amplifies the smallest singular values some hundredfold
 #define KAPPA_BUFFER_TOLERANCE 2e-6
+#define KAPPA_WALK_TOLERANCE 5e-5
 #endif
 
 static double kappa_relative(const double* got, const double* want, size_t n) {

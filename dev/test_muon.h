@@ -208,6 +208,29 @@ static void test_muon_formats(void) {
     free(g);
 }
 
+// Without a gradient there is decay alone, cautious (nothing is against it) or not.
+static void test_muon_decay(void) {
+    const size_t rows = 24, cols = 10, n = rows * cols;
+    for (int i = 0; i < 4; i++) {
+        OptimizerRig rig = muon_rig_new(i < 2 ? OPTIMIZER_MUON : OPTIMIZER_NORMUON, STATE_FP32, rows, cols, 3);
+        double *w = reference_zeros(n), *g = reference_zeros(n);
+        rig.config.cautious_decay = i % 2 == 1;
+        ops_random.state = 21;
+        for (size_t k = 0; k < n; k++) { w[k] = reference_normal(&ops_random); }
+        rig_put_weights(&rig, w);
+        for (uint32_t step = 0; step < 3; step++) {
+            muon_rig_step(&rig, g, step);
+            for (size_t k = 0; k < n; k++) { w[k] *= 1.0 - (double)0.1f * 0.5 * 0.25; }
+        }
+        double* got = rig_get_weights(&rig);
+        ops_compare("decay alone", got, w, n, 2e-6);
+        free(got);
+        free(w);
+        free(g);
+        rig_free(&rig);
+    }
+}
+
 // Bit for bit, with any number of threads.
 static void test_muon_threads(void) {
 #if defined(_OPENMP) && !ON_GPU
@@ -246,6 +269,7 @@ static const TestRow muon_tests[] = {
     {"muon: NorMuon's lines against double", test_normuon},
     {"muon: updates against double", test_muon_updates},
     {"muon: Q, K and V are matrices of their own", test_muon_parts},
+    {"muon: without a gradient, decay alone", test_muon_decay},
     {"muon: momentum in all formats", test_muon_formats},
     {"muon: the number of threads is not felt", test_muon_threads},
 };

@@ -436,7 +436,27 @@ static void optimizers_zero_weights(void) { optimizers_in_one_thread(optimizers_
 static void optimizers_zero_gradient(void) { optimizers_in_one_thread(optimizers_zero_gradient_once); }
 static void optimizers_order(void) { optimizers_in_one_thread(optimizers_order_each); }
 
+// Both halves together are the fp32 number; a NaN, whatever its bits, stays one in the weight that is used.
+static void optimizers_split(void) {
+    static const uint32_t patterns[] = {0, 0x80000000u, 1, 0x00007fffu, 0x00008000u, 0x3f800000u, 0x3f807fffu, 0x3f808000u, 0xbf80ffffu, 0x7f7fffffu,
+                                        0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7fffffffu, 0xffffffffu, 0x7f800001u, 0xffc00000u};
+    for (size_t i = 0; i < COUNT_OF(patterns); i++) {
+        uint16_t high, low;
+        float value = bits_float(patterns[i]);
+        weight_split(value, &high, &low);
+        float back = weight_split_load(high, low), used = bf16_to_float(high);
+        if (isnan(value)) {
+            CHECK(isnan(used) && isnan(back), "%08x: NaN became %g, %g", patterns[i], used, back);
+        } else {
+            CHECK(float_bits(back) == patterns[i], "%08x came back as %08x", patterns[i], float_bits(back));
+            bool near = !isfinite(used) || fabs((double)used - value) <= ldexp(fabs((double)value), -8) + 1e-39;
+            CHECK(near, "%08x: the weight is %g", patterns[i], used);
+        }
+    }
+}
+
 static const TestRow optimizers_tests[] = {
+    {"optimizers: fp32 weights in two halves", optimizers_split},
     {"optimizers: formulas against the reference", optimizers_formulas},
     {"optimizers: cautious decay, trust ratio, update clipping", optimizers_rules},
     {"optimizers: weights of zero", optimizers_zero_weights},

@@ -154,7 +154,7 @@ static void test_log_json(void) {
     r.lr = 1.0 / 3e7;
     static const char sample[] = "q\" \\ \n\t\x01\0 \xff\xc3 caf\xc3\xa9 \xf0\x9f\x98\x80 \xed\xa0\x80 \xc0\xaf \xf4\x90\x80\x80";
     CHECK_OK(log_train(&log, &r, &error) && log_val(&log, 1, NAN, &error) && log_eval(&log, 1, 0, 0, &error), error);
-    CHECK_OK(log_sample(&log, 1, sample, sizeof(sample) - 1, &error) && log_skip(&log, 1, "loss z-score", 9.5f, &error), error);
+    CHECK_OK(log_sample(&log, 1, sample, sizeof(sample) - 1, &error) && log_skip(&log, 1, "loss z-score", 9.5f, 2, &error), error);
     log_close(&log);
     snprintf(path, sizeof(path), "%s/main.jsonl", folder);
     const char* text = run_test_read(path);

@@ -504,6 +504,27 @@ static void test_update_refuses(void) {
     trainer_free(&t);
 }
 
+// A matrix's gradient far above its usual size is scaled down to it, by its own factor alone.
+static void test_update_spike(void) {
+    static Options o;
+    static Trainer t;
+    Error error;
+    StepResult r;
+    const UpdateCase run = {{"kappa", "--kappa-spike", "8"}, false};
+    UPDATE_OPTIONS(&o, &run, "--steps", "10", "--batch", "2", "--clip", "0");
+    CHECK_OK(selfcheck_start(&t, &o, false, &error) && trainer_step(&t, &r, &error) && trainer_step(&t, &r, &error), error);
+    CHECK(t.optimizer.kappa.spikes == 0, "%" PRId64 " spikes in two usual steps", t.optimizer.kappa.spikes);
+    size_t u = 0;
+    while (t.gpt.table.tensors[t.gpt.table.units[u].tensor].role != ROLE_MATRIX) { u++; }
+    double usual = t.optimizer.kappa.rms[u] *= 1e-3;
+    CHECK_OK(trainer_step(&t, &r, &error), error);
+    double rms = sqrt((double)t.squares[u] / (double)t.gpt.table.units[u].count), want = 8.0 * usual / rms;
+    CHECK(t.optimizer.kappa.spikes == 1 && fabs(t.host_factors[u] / want - 1.0) < 1e-5, "%" PRId64 " spikes, factor %g, expected %g",
+          t.optimizer.kappa.spikes, t.host_factors[u], want);
+    for (size_t i = 0; i < t.gpt.table.unit_count; i++) { CHECK(i == u || t.host_factors[i] == 1.0f, "unit %zu: factor %g", i, t.host_factors[i]); }
+    trainer_free(&t);
+}
+
 static const TestRow update_tests[] = {
 #if !EMULATED
     {"update: every optimizer resumes bit for bit", test_update_resume},
@@ -514,6 +535,7 @@ static const TestRow update_tests[] = {
     {"update: the first update after steps left out is of full size", test_update_first},
     {"update: a residual is lost once, and so is what is kept of it", test_update_residual_lost},
     {"update: a residual beside widths that change", test_update_residual_other_width},
+    {"update: a spike is scaled down by the unit's factor", test_update_spike},
     {"update: widths that do not go on in others", test_update_other_widths},
     {"update: bytes of state a parameter", test_update_state_bytes},
 #ifdef FLOATX_BF16

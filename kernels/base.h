@@ -39,6 +39,15 @@ HOST_DEVICE size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 HOST_DEVICE size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 HOST_DEVICE size_t round_up(size_t a, size_t multiple) { return ceil_div(a, multiple) * multiple; }
 
+#define WORK_ALIGN 64
+
+// The next array of a work space, at byte *at, which moves on; NULL without one: then the layout only counts.
+static inline void* work_take(char* work, size_t* at, size_t bytes) {
+    void* place = work ? work + *at : NULL;
+    *at += round_up(bytes, WORK_ALIGN);
+    return place;
+}
+
 // Modules report failure as `return fail(error, ...)`: false, with one line for the user that says what was expected, what was
 // found and what to do next. Only the program prints and exits.
 typedef struct {

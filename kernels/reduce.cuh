@@ -70,11 +70,16 @@ void square_sum(float* partial, const floatX* x, size_t n) {
     LAUNCH(square_sum_partials(n), BLOCK_TEAM, square_sum_chunk, partial, x, n);
 }
 
-// out[0] = the sum of n floats, by one team
-DEVICE void sum_floats_once(Team t, size_t index, float* out, const float* x, int n) {
+// The sum of n floats, on every thread of the team.
+DEVICE float team_sum_of(Team t, const float* x, int n) {
     float sum = 0.0f;
     TEAM_SUM_FOR(i, n, sum) { sum += x[i]; }
-    sum = team_sum(t, sum);
+    return team_sum(t, sum);
+}
+
+// out[0] = the sum of n floats, by one team
+DEVICE void sum_floats_once(Team t, size_t index, float* out, const float* x, int n) {
+    float sum = team_sum_of(t, x, n);
     if (t.rank == 0) { out[index] = sum; }
 }
 

@@ -4,6 +4,7 @@
 //   update clipping (Adafactor; StableAdamW, Wortsman et al. 2023, arXiv 2304.13013): 1 / max(1, RMS(d) / bound)
 //   cautious decay (Chen et al. 2025, arXiv 2510.12402): decay only where d w >= 0
 #pragma once
+#include "../kernels/reduce.cuh"
 #include "weights.h"
 
 // The work space of an update: figures of the unit, partial sums, then a direction of count floats; what follows is the optimizer's own.
@@ -58,10 +59,7 @@ DEVICE void apply_squares_chunk(Team t, size_t chunk, float* partial, OptimizerU
 }
 
 DEVICE void apply_sum(Team t, size_t task, float* figures, const float* partial, int chunks) {
-    const float* p = partial + task * (size_t)chunks;
-    float sum = 0.0f;
-    TEAM_SUM_FOR(i, chunks, sum) { sum += p[i]; }
-    sum = team_sum(t, sum);
+    float sum = team_sum_of(t, partial + task * (size_t)chunks, chunks);
     if (t.rank == 0) { figures[APPLY_WEIGHT_SQUARES + task] = sum; }
 }
 

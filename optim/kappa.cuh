@@ -15,7 +15,6 @@
 #include "kappa.h"
 #include "newton_schulz.cuh"
 
-#define KAPPA_STEP 0.2f      // RMS of a matrix's update
 #define KAPPA_TILE 512       // columns of a task
 #define KAPPA_BAND 16        // rows of a task
 #define KAPPA_CHUNK 16       // blocks of a task: OPTIMIZER_CHUNK elements
@@ -57,13 +56,11 @@ static inline size_t kappa_layout(KappaWork* w, size_t rows, size_t cols, char* 
     float** places[] = {&w->row_squares, &w->col_squares, &w->total, &w->partial};
     size_t at = 0;
     for (size_t i = 0; i < COUNT_OF(places); i++) {
-        *places[i] = (float*)(void*)(work + at);
-        at += round_up(floats[i] * sizeof(float), OPTIMIZER_ALIGN);
+        *places[i] = (float*)work_take(work, &at, floats[i] * sizeof(float));
     }
-    w->rows = (uint16_t*)(void*)(work + at);
-    at += round_up(rows * sizeof(uint16_t), OPTIMIZER_ALIGN);
-    w->cols = (uint16_t*)(void*)(work + at);
-    return at + round_up(cols * sizeof(uint16_t), OPTIMIZER_ALIGN);
+    w->rows = (uint16_t*)work_take(work, &at, rows * sizeof(uint16_t));
+    w->cols = (uint16_t*)work_take(work, &at, cols * sizeof(uint16_t));
+    return at;
 }
 
 // What a change of widths takes (kappa_repack.cuh): the values of all codes, the arrays that do not change, sums over chunks.
@@ -152,13 +149,6 @@ DEVICE void kappa_sum_rows(Team t, size_t task, KappaWork w, size_t rows, size_t
         const float* p = w.row_squares + tile * rows + first;
         TEAM_FOR(i, n) { sum[i] = sum[i] + p[i]; }
     }
-}
-
-DEVICE void kappa_sum_all(Team t, size_t task, KappaWork w, int rows) {
-    float sum = 0.0f;
-    TEAM_SUM_FOR(i, rows, sum) { sum += w.row_squares[i]; }
-    sum = team_sum(t, sum);
-    if (t.rank == 0) { w.total[task] = sum; }
 }
 
 DEVICE void kappa_row_factors(Team t, size_t task, KappaWork w, size_t rows, size_t cols, bool equilibrate) {
@@ -296,10 +286,7 @@ DEVICE void kappa_figures(Team t, size_t task, float* figures, float* error, con
     float sums[OPTIMIZER_MEASURED], mu = scalars->momentum, part = *grad_scale * mu / (1.0f - mu);
     float times = bits == 2 ? part : 1.0f + part; // buffer - decode(M) = g - M + (1 + part) e; at 2 bits e goes with M, and takes some of it back
     for (int j = 0; j < OPTIMIZER_MEASURED; j++) {
-        const float* p = partial + (size_t)j * (size_t)chunks;
-        float sum = 0.0f;
-        TEAM_SUM_FOR(i, chunks, sum) { sum += p[i]; }
-        sums[j] = team_sum(t, sum);
+        sums[j] = team_sum_of(t, partial + (size_t)j * (size_t)chunks, chunks);
     }
     if (t.rank != 0) { return; }
     float change = sums[KAPPA_CHANGE] - times * times * count * error[0];
@@ -333,7 +320,7 @@ static inline void kappa_momentum_update(const OptimizerConfig* c, int bits, con
     float ahead = !c->nesterov || bits == 2 ? 0.0f : feeds_back ? -1.0f : 1.0f;
     LAUNCH_SCRATCH(kappa_bands(u->rows) * tiles, WARP_TEAM, KAPPA_BLEND_SCRATCH, kappa_blend_tile, m, *u, w, direction, ahead, scalars);
     LAUNCH(row_tasks, WARP_TEAM, kappa_sum_rows, w, u->rows, tiles);
-    LAUNCH(1, BLOCK_TEAM, kappa_sum_all, w, (int)u->rows);
+    sum_floats(w.total, w.row_squares, (int)u->rows);
     LAUNCH(row_tasks, WARP_TEAM, kappa_row_factors, w, u->rows, u->cols, c->kappa_equilibrate);
     LAUNCH_SCRATCH(col_tasks, WARP_TEAM, KAPPA_LINES * sizeof(float), kappa_col_factors, w, u->rows, u->cols, c->kappa_equilibrate);
     LAUNCH_SCRATCH(chunks, WARP_TEAM, KAPPA_ENCODE_SCRATCH, kappa_encode_chunk, m, *u, w, feeds_back && u->owner, c->kappa_stochastic,
@@ -357,7 +344,7 @@ static inline void kappa_matrix_update(const OptimizerConfig* c, int bits, const
         newton_schulz(x, x, rows, u->cols, work.rest);
         normuon_normalise(x, v + p * moments, rows, u->cols, (float*)(void*)work.rest, scalars);
     }
-    update_apply(c, u, work.direction, KAPPA_STEP, scalars);
+    update_apply(c, u, work.direction, MATRIX_RMS, scalars);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -415,9 +402,7 @@ DEVICE void kappa_element_moment(Team t, size_t chunk, OptimizerUnit u, StateSlo
 
 // figures[APPLY_OWN] = 1 / max(1, RMS(g / sqrt(vhat)))
 DEVICE void kappa_clip(Team t, size_t task, float* figures, const float* ratios, int n, float count) {
-    float sum = 0.0f;
-    TEAM_SUM_FOR(i, n, sum) { sum += ratios[i]; }
-    float rms = sqrtf(team_sum(t, sum) / count);
+    float rms = sqrtf(team_sum_of(t, ratios, n) / count);
     if (t.rank == 0) { figures[APPLY_OWN + task] = rms > 1.0f ? 1.0f / rms : 1.0f; }
 }
 

@@ -94,9 +94,7 @@ DEVICE void kappa_reencode_chunk(Team t, size_t chunk, float* partial, const flo
 }
 
 DEVICE void kappa_reencode_error(Team t, size_t task, float* error, const float* partial, int chunks, float count) {
-    float sum = 0.0f;
-    TEAM_SUM_FOR(i, chunks, sum) { sum += partial[i]; }
-    sum = team_sum(t, sum);
+    float sum = team_sum_of(t, partial, chunks);
     if (t.rank == 0) { error[task] += sum / count; }
 }
 

@@ -11,8 +11,6 @@
 #include "newton_schulz.cuh"
 #include "normuon.cuh"
 
-#define MUON_RMS 0.2f
-
 void muon_declare(UnitState* state, const OptimizerConfig* c, OptimizerKind kind, size_t rows, size_t cols, int parts) {
     codec_declare(state, c->format, "m", "m.scale", rows * cols);
     if (kind == OPTIMIZER_NORMUON) { state_add(state, "v", ARRAY_F32, (size_t)parts * normuon_moments(rows / (size_t)parts, cols)); }
@@ -55,5 +53,5 @@ void muon_update(const OptimizerConfig* c, OptimizerKind kind, const OptimizerUn
             normuon_normalise(x, v + p * moments, rows, u->cols, (float*)(void*)work.rest, scalars);
         }
     }
-    update_apply(c, u, work.direction, kind == OPTIMIZER_MUON ? MUON_RMS * sqrtf((float)max_size(rows, u->cols)) : MUON_RMS, scalars);
+    update_apply(c, u, work.direction, kind == OPTIMIZER_MUON ? MATRIX_RMS * sqrtf((float)max_size(rows, u->cols)) : MATRIX_RMS, scalars);
 }

@@ -52,21 +52,14 @@ static inline bool newton_schulz_by_gram(size_t rows, size_t cols) {
 #endif
 }
 
-// The next array of a work space, NULL without one.
-static inline void* newton_schulz_take(char* work, size_t* at, size_t bytes) {
-    void* place = work ? work + *at : NULL;
-    *at += round_up(bytes, OPTIMIZER_ALIGN);
-    return place;
-}
-
 static inline size_t newton_schulz_layout(NewtonSchulzWork* w, size_t rows, size_t cols, bool by_gram, char* work) {
     size_t at = 0, n = rows * cols, s = min_size(rows, cols), partial = max_size(ceil_div(n, NEWTON_SCHULZ_CHUNK), s);
-    w->figures = (float*)newton_schulz_take(work, &at, OPTIMIZER_ALIGN);
-    w->partial = (float*)newton_schulz_take(work, &at, partial * sizeof(float));
-    w->x = (floatX*)newton_schulz_take(work, &at, n * sizeof(floatX));
-    w->y = (floatX*)newton_schulz_take(work, &at, by_gram ? 0 : n * sizeof(floatX));
+    w->figures = (float*)work_take(work, &at, OPTIMIZER_ALIGN);
+    w->partial = (float*)work_take(work, &at, partial * sizeof(float));
+    w->x = (floatX*)work_take(work, &at, n * sizeof(floatX));
+    w->y = (floatX*)work_take(work, &at, by_gram ? 0 : n * sizeof(floatX));
     for (int i = 0; i < (by_gram ? NEWTON_SCHULZ_SQUARES : 2); i++) {
-        w->squares[i] = (floatX*)newton_schulz_take(work, &at, s * s * sizeof(floatX));
+        w->squares[i] = (floatX*)work_take(work, &at, s * s * sizeof(floatX));
     }
     return at;
 }
@@ -110,9 +103,7 @@ DEVICE void newton_schulz_squares(Team t, size_t chunk, float* partial, const fl
 }
 
 DEVICE void newton_schulz_norm(Team t, size_t task, float* figures, const float* partial, int chunks) {
-    float sum = 0.0f;
-    TEAM_SUM_FOR(i, chunks, sum) { sum += partial[i]; }
-    sum = team_sum(t, sum);
+    float sum = team_sum_of(t, partial, chunks);
     if (t.rank == 0) { figures[1 + task] = sqrtf(sum); }
 }
 

@@ -4,6 +4,7 @@
 // One moment per line of the longer side. The last step undoes any common factor of v, so none of Adam's corrections is needed: the
 // first update is the plain normalisation of the lines.
 #pragma once
+#include "../kernels/reduce.cuh"
 #include "optimizer.h"
 
 #define NORMUON_TILE 64  // columns of a task
@@ -68,9 +69,7 @@ DEVICE void normuon_columns(Team t, size_t tile, const float* partial, float* v,
 
 // common[0] = sqrt(count) / ||x / sqrt(v)||_F
 DEVICE void normuon_common(Team t, size_t task, float* common, const float* squares, int moments, float root_count) {
-    float sum = 0.0f;
-    TEAM_SUM_FOR(i, moments, sum) { sum += squares[i]; }
-    sum = team_sum(t, sum);
+    float sum = team_sum_of(t, squares, moments);
     if (t.rank == 0) { common[task] = sum > 0.0f ? root_count / sqrtf(sum) : sum; }
 }
 

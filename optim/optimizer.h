@@ -10,7 +10,8 @@
 
 #define OPTIMIZER_MAX_ARRAYS 12 // of state, of one unit
 #define OPTIMIZER_CHUNK 2048    // elements per team of an elementwise optimizer; a multiple of all block sizes of state formats
-#define OPTIMIZER_ALIGN 64      // bytes: each array begins at a multiple
+#define OPTIMIZER_ALIGN WORK_ALIGN // bytes: each array of state begins at a multiple
+#define MATRIX_RMS 0.2f            // of an orthogonalised update, as AdamW's: one learning rate serves both (Liu et al. 2025, arXiv 2502.16982)
 
 // In the order of the words of --optimizer.
 typedef enum {

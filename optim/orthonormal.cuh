@@ -113,12 +113,12 @@ typedef struct {
 } QrWork;
 
 static inline size_t qr_layout(QrWork* w, size_t n, char* work) {
-    size_t blocks = ceil_div(n, QR_BLOCK), row = round_up(n, 16);
-    w->tau = (float*)(void*)work;
-    w->triangles = w->tau + row;
-    w->y = w->triangles + blocks * QR_BLOCK * QR_BLOCK;
-    w->z = w->y + n * QR_BLOCK;
-    return round_up((row + blocks * QR_BLOCK * QR_BLOCK + 2 * n * QR_BLOCK) * sizeof(float), 64);
+    size_t blocks = ceil_div(n, QR_BLOCK), at = 0;
+    w->tau = (float*)work_take(work, &at, n * sizeof(float));
+    w->triangles = (float*)work_take(work, &at, blocks * QR_BLOCK * QR_BLOCK * sizeof(float));
+    w->y = (float*)work_take(work, &at, n * QR_BLOCK * sizeof(float));
+    w->z = (float*)work_take(work, &at, n * QR_BLOCK * sizeof(float));
+    return at;
 }
 
 size_t qr_work_bytes(size_t n) {

@@ -57,21 +57,12 @@ void soap_declare(UnitState* s, const OptimizerConfig* c, size_t rows, size_t co
 // Places of one matrix's work behind `work`; returns the bytes.
 static inline size_t soap_layout(SoapMatrix* s, size_t rows, size_t cols, char* work) {
     size_t longest = soap_longest(rows, cols), at = 0;
-    size_t counts[] = {rows * cols, rows * cols, rows * cols, longest * longest, longest, longest, longest};
-    char* places[COUNT_OF(counts)];
-    for (size_t i = 0; i < COUNT_OF(counts); i++) {
-        places[i] = work + at;
-        at += round_up(counts[i] * sizeof(float), OPTIMIZER_ALIGN);
-    }
-    s->g = (float*)(void*)places[0];
-    s->x = (float*)(void*)places[1];
-    s->y = (float*)(void*)places[2];
-    s->square = (float*)(void*)places[3];
-    s->energy = (float*)(void*)places[4];
-    s->order[SOAP_LEFT] = (int*)(void*)places[5];
-    s->order[SOAP_RIGHT] = (int*)(void*)places[6];
-    s->rest = work + at;
-    return at + qr_work_bytes(longest);
+    size_t counts[] = {rows * cols, rows * cols, rows * cols, longest * longest, longest};
+    float** places[] = {&s->g, &s->x, &s->y, &s->square, &s->energy};
+    for (size_t i = 0; i < COUNT_OF(places); i++) { *places[i] = (float*)work_take(work, &at, counts[i] * sizeof(float)); }
+    for (int k = 0; k < SOAP_SIDES; k++) { s->order[k] = (int*)work_take(work, &at, longest * sizeof(int)); }
+    s->rest = (char*)work_take(work, &at, qr_work_bytes(longest));
+    return at;
 }
 
 size_t soap_work_bytes(size_t rows, size_t cols, int parts) {

@@ -375,10 +375,11 @@ bool log_checkpoint(Log* log, int64_t step, const char* path, double seconds, Er
 }
 
 // An update that was left out, and why: "loss z-score", "norm z-score", "not finite".
-bool log_skip(Log* log, int64_t step, const char* reason, float value, Error* error) {
+bool log_skip(Log* log, int64_t step, const char* reason, float value, int64_t residuals_lost, Error* error) {
     if (json_begin(log, LOG_SKIP, step)) {
         json_field_text(log->json, "reason", reason);
         json_field_float(log->json, "value", value);
+        json_field(log->json, "residuals_lost", (double)residuals_lost);
         fprintf(log->json, "}\n");
     }
     return log_end(log, error);
@@ -389,6 +390,7 @@ typedef struct {
     const char* tensor;
     int bits, next_bits; // while it was measured, and from the next step on
     double kappa, predicted, measured;
+    int64_t spikes;      // of all matrices, so far
 } KappaRecord;
 
 bool log_kappa(Log* log, int64_t step, const KappaRecord* r, Error* error) {
@@ -399,6 +401,7 @@ bool log_kappa(Log* log, int64_t step, const KappaRecord* r, Error* error) {
         json_field(log->json, "kappa", r->kappa);
         json_field(log->json, "variance_predicted", r->predicted);
         json_field(log->json, "variance_measured", r->measured);
+        json_field(log->json, "spikes", (double)r->spikes);
         fprintf(log->json, "}\n");
     }
     return log_end(log, error);

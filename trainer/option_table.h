@@ -249,7 +249,7 @@ static const OptionRow option_table[] = {
     {"Optimizer", "clip", NULL, OPTION_REAL, OPTION_AT(clip), "1", NULL, 0, 1e9, "X", FOR_TRAIN,
      "gradients are scaled down to this norm (kappa: those of embeddings and vectors); 0 = never"},
     {"Optimizer", "update-clip", NULL, OPTION_REAL, OPTION_AT(update_clip), "0", NULL, 0, 1e9, "X", FOR_RUN,
-     "an update of a tensor with a greater RMS (before the learning rate) is scaled down to it; 0 = never"},
+     "an update of a tensor with a greater RMS (before the learning rate) is scaled down to it; 0 = never, adafactor: 1"},
     {"Optimizer", "trust-low", NULL, OPTION_REAL, OPTION_AT(trust_low), "0.5", NULL, 0, 1e6, "X", FOR_RUN,
      "least trust ratio of a tensor: |weights| / (|update| x trust-base)"},
     {"Optimizer", "trust-high", NULL, OPTION_REAL, OPTION_AT(trust_high), "0", NULL, 0, 1e6, "X", FOR_RUN,

@@ -27,7 +27,7 @@ static bool run_report_skip(Trainer* t, Run* r, const StepResult* result, Error*
     } else {
         printf("skipping update due to %s of %f\n", result->skipped, value);
     }
-    return log_skip(&r->log, t->step - 1, result->skipped, (float)value, error);
+    return log_skip(&r->log, t->step - 1, result->skipped, (float)value, t->residuals_lost, error);
 }
 
 // The widths of kappa's momentum, and what they were chosen by.
@@ -42,7 +42,7 @@ static bool run_report_kappa(Trainer* t, Run* r, Error* error) {
         if (k->width[i] != k->bits[i]) { snprintf(next, sizeof(next), "; from now on %d bits", k->width[i]); }
         printf("kappa: %-9s %2d bits, kappa %.3f, rounding variance %.4f predicted, %.4f measured%s\n", s->name, k->bits[i], k->kappa[i],
                k->predicted[i], k->measured[i], next);
-        KappaRecord record = {s->name, k->bits[i], k->width[i], k->kappa[i], k->predicted[i], k->measured[i]};
+        KappaRecord record = {s->name, k->bits[i], k->width[i], k->kappa[i], k->predicted[i], k->measured[i], k->spikes};
         if (!log_kappa(&r->log, t->step - 1, &record, error)) { return false; }
     }
     return true;
