@@ -37,7 +37,7 @@ endif
 CFLAGS = -x c -std=gnu11 -D_GNU_SOURCE $(OPT) -march=$(ARCH) -fno-math-errno -fno-trapping-math $(OPENMP) $(WARN) $(DEFINES) $(MPI_FLAGS)
 LIBS = -x none $(MPI_RPATH) $(MPI_LIBS) -lpcre2-8 -lm -ldl -lpthread
 ifeq ($(IS_CLANG),0)
-LIBS += -lmvec
+LIBS += $(if $(filter x86_64,$(shell uname -m)),-lmvec)
 else
 CFLAGS += -Wno-unknown-pragmas -Wno-pass-failed
 endif
@@ -59,6 +59,7 @@ help:
 	@echo "make run          the quickstart: real text, a tokenizer, a small model, a sample"
 	@echo "make test         build and run every test; the last line is: N passed, N failed"
 	@echo "make bench        share of the step that each op takes, and of the measured peak that it reaches"
+	@echo "make build/bench_attention, build/bench_newton_schulz   those two at many shapes"
 	@echo "make build/bench_comm   bandwidth between ranks: mpirun -np 4 build/bench_comm"
 	@echo "make debug        train_gpt and test_gpt with address and undefined-behaviour checks, in build/"
 	@echo "make lint         warnings of gcc, clang and g++ on the whole program, shellcheck, vectorised loops"
@@ -101,7 +102,7 @@ test:
 	$(Q)bash scripts/test.sh
 bench: build/bench
 	$(Q)build/bench
-build/bench build/bench_comm build/bench_newton_schulz: build/%: $(SOURCES) $(wildcard dev/*.cu dev/*.h) Makefile | build
+build/bench build/bench_attention build/bench_comm build/bench_newton_schulz: build/%: $(SOURCES) $(wildcard dev/*.cu dev/*.h) Makefile | build
 	$(Q)$(CC) $(CFLAGS) dev/$*.cu -o $@ $(LIBS)
 lint:
 	$(Q)bash scripts/lint.sh

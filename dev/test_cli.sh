@@ -280,7 +280,8 @@ rows_train() {
     accept "train: kappa says what it measures" '^kappa: qkvw +[2468] bits, kappa [0-9.]+, rounding variance' ./train_gpt "${plain[@]}" \
         --steps 6 --optimizer kappa --kappa-every 3 --kappa-bytes 0.7 --kappa-target 1.5 --kappa-spike 4 --output kappa
     holds "train: so does main.jsonl" grep -q '"step":5,"event":"kappa".*"tensor":"fcw","bits":[2468],"next_bits":[2468],"kappa":' kappa/main.jsonl
-    holds "train: with both variances and spikes" grep -q '"variance_predicted":[0-9.e-]*,"variance_measured":[0-9.e-]*,"spikes":[0-9]*}' kappa/main.jsonl
+    holds "train: with both variances and spikes" grep -q '"variance_predicted":[0-9.e-]*,"variance_measured":[0-9.e-]*,"spikes":[0-9]*}' \
+        kappa/main.jsonl
     accept "train: kappa as one wants it" 'step +6/6' ./train_gpt "${plain[@]}" --steps 6 --optimizer kappa --kappa-bits 2 \
         --kappa-residual off --kappa-equilibrate off --kappa-rounding stochastic --kappa-embedding 8bit
     refuse "train: another optimizer's option" '[-][-]kappa-bits is an option of --optimizer kappa' ./train_gpt "${plain[@]}" --kappa-bits 4

@@ -13,6 +13,7 @@ make build/bench > /dev/null
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { print a / b }'; }
 median() { sort -g | awk '{ v[NR] = $1 } END { print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
 ours() { # model batch length -> "ms MiB floor"
@@ -41,16 +42,16 @@ shape() { # name model layers heads channels batch length
   ms=$(awk '{ print $1 }' "$scratch/ours" | median)
   mib=$(awk '{ print $2 }' "$scratch/ours" | median)
   floor=$(awk '{ print $3 }' "$scratch/ours" | median)
-  printf '| %s | %.0f ms, %.0f MiB | %.0f ms (%.2fx)' "$name" "$ms" "$mib" "$floor" "$(echo "$ms / $floor" | bc -l)"
+  printf '| %s | %.0f ms, %.0f MiB | %.0f ms (%.2fx)' "$name" "$ms" "$mib" "$floor" "$(ratio "$ms" "$floor")"
   if [ -s "$scratch/torch" ]; then
     tms=$(awk '{ print $1 }' "$scratch/torch" | median); tmib=$(awk '{ print $2 }' "$scratch/torch" | median)
-    printf ' | %.0f ms, %.0f MiB | **%.2f** time, **%.2f** memory' "$tms" "$tmib" "$(echo "$ms / $tms" | bc -l)" "$(echo "$mib / $tmib" | bc -l)"
+    printf ' | %.0f ms, %.0f MiB | **%.2f** time, **%.2f** memory' "$tms" "$tmib" "$(ratio "$ms" "$tms")" "$(ratio "$mib" "$tmib")"
   else
     printf ' | - | -'
   fi
   if [ -s "$scratch/llmc" ]; then
     lms=$(median < "$scratch/llmc")
-    printf ' | %.0f ms | **%.3f** |\n' "$lms" "$(echo "$ms / $lms" | bc -l)"
+    printf ' | %.0f ms | **%.3f** |\n' "$lms" "$(ratio "$ms" "$lms")"
   else
     printf ' | - | - |\n'
   fi

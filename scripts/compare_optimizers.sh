@@ -14,7 +14,9 @@
 #     length NAME STEPS POINTS     a length of runs, and the number of points of its validation curve
 #     ARM LENGTH SEEDS OPTIONS     runs: SEEDS such as 1,2,3; braces make a grid: --lr {1e-3,2e-3} --weight-decay {0.1,0.3}
 # OPTIONS may begin with @ARM:LENGTH:N: those of the N best settings of that arm and length among the runs of lines above (most seeds,
-# then lowest mean loss), which later options override; then a value such as x0.5 multiplies the setting's own. `--warmup 5%` is a share of the steps.
+# then lowest mean loss), which later options override; then a value such as x0.5 multiplies the setting's own, and none takes the option away.
+# `--warmup 5%` is a share of the steps. The key knows the options that a plan gives, not the program's defaults: where those may change, give all.
+# Sweeps of several plans may share a results file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -45,8 +47,8 @@ touch "$results"
 
 # ---- options: pairs of name and value
 
-# The pairs of $1 sorted by name, numbers written one way; of a name given twice the later value counts, "x2" times the earlier. With $2,
-# only those that are not among the pairs of $2.
+# The pairs of $1 sorted by name, numbers written one way; of a name given twice the later value counts, "x2" times the earlier, "none" takes
+# the option away. With $2, only those that are not among the pairs of $2.
 normal() {
     awk -v text="$1" -v base="${2:-}" 'function number(v) { return v ~ /^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?$/ }
         BEGIN {
@@ -55,7 +57,10 @@ normal() {
                 if (word[i] == "") { i--; continue }
                 if (word[i] !~ /^--/ || i == n) { print word[i] ": expected --name value" > "/dev/stderr"; exit 1 }
                 v = word[i + 1]
-                if (v ~ /^x[0-9.]+$/ && word[i] in value) { v = value[word[i]] * substr(v, 2) }
+                if (v ~ /^x[0-9.]+$/) {
+                    if (!(word[i] in value)) { print word[i] " " v ": no earlier value to multiply" > "/dev/stderr"; exit 1 }
+                    v = value[word[i]] * substr(v, 2) (value[word[i]] ~ /%$/ ? "%" : "")
+                }
                 if (number(v)) { v = sprintf("%.10g", v) }
                 if (!(word[i] in value)) { order[++count] = word[i] }
                 value[word[i]] = v
@@ -64,6 +69,7 @@ normal() {
                 for (j = i; j > 1 && order[j] < order[j - 1]; j--) { t = order[j]; order[j] = order[j - 1]; order[j - 1] = t }
             }
             for (i = 1; i <= count; i++) {
+                if (value[order[i]] == "none") { continue }
                 pair = order[i] " " value[order[i]]
                 if (index(" " base " ", " " pair " ")) { continue }
                 line = line (line == "" ? "" : " ") pair
@@ -91,7 +97,8 @@ best_settings() { # arm steps count
             return text
         }
         NR == FNR { seen[$1]; next }
-        get("arm") == arm && get("steps") == steps && get("key") in seen {
+        /\]}$/ && get("arm") == arm && get("steps") == steps && get("key") in seen && !(get("key") in known) {
+            known[get("key")]
             o = get("options"); loss = get("loss")
             sum[o] += loss == "null" ? 1e9 : loss; n[o]++
         }
@@ -105,8 +112,9 @@ best_settings() { # arm steps count
 record() { # folder arm setting options key seed steps
     local loss=null diverged=true state ms
     if grep -q 'not finite' "$1/out"; then :; else
-        loss=$("$program" eval --model "$1/run" --val-data "${data}_val_*.bin" --batch 16 --threads "$threads" 2> /dev/null < /dev/null |
-            awk '$1 == "val" && $2 == "loss" { print $3 }')
+        "$program" eval --model "$1/run" --val-data "${data}_val_*.bin" --batch 16 --threads "$threads" > "$1/eval" 2>&1 < /dev/null ||
+            fail "eval of $1/run: $(grep -m 1 '^error' "$1/eval" || tail -n 1 "$1/eval")"
+        loss=$(awk '$1 == "val" && $2 == "loss" { print $3 }' "$1/eval")
         [[ $loss =~ ^[0-9.]+$ ]] && diverged=false || loss=null
     fi
     state=$(sed -n -E 's/^optimizer state: ([0-9.]+) bytes a parameter$/\1/p' "$1/out")
@@ -133,7 +141,7 @@ run_one() { # arm steps points seed options
     setting=$(normal "$options" "$base")
     key=$(echo "$options seed $seed steps $steps data $data_id" | sha256sum | cut -c 1-16)
     echo "$key" >> "$seen"
-    if grep -q "\"key\":\"$key\"" "$results"; then
+    if grep -q "\"key\":\"$key\".*\]}\$" "$results"; then
         # the same run may be wanted under the name of another arm
         grep "\"key\":\"$key\"" "$results" | grep -q "\"arm\":\"$arm\"" ||
             grep -m 1 "\"key\":\"$key\"" "$results" | sed "s/\"arm\":\"[^\"]*\"/\"arm\":\"$arm\"/" >> "$work/$name.add"
@@ -142,7 +150,7 @@ run_one() { # arm steps points seed options
     fi
     say "run: $arm, $steps steps, seed $seed: $setting"
     [ -z "${DRY:-}" ] || return 0
-    dir=$work/run-$key
+    dir=$work/run-$name-$key
     rm -rf "$dir"
     mkdir -p "$dir"
     given=$options
@@ -192,6 +200,10 @@ prepare_data() {
             bash scripts/text_corpus.sh "$data" >&2
         fi
     fi
+    local file
+    for file in "${data}"_train_*.bin "${data}"_val_*.bin; do
+        [ -f "$file.crc32c" ] || fail "$file.crc32c is missing: shards of \`train_gpt tokenize\` have one beside each file"
+    done
     data_id=$(cat "${data}"_train_*.crc32c "${data}"_val_*.crc32c | sha256sum | cut -c 1-8)
 }
 
@@ -203,20 +215,20 @@ run_line() { # arm length seeds options...
     steps=${length_steps[$length]:-}
     points=${length_points[$length]:-}
     [ -n "$steps" ] || fail "plan, arm $arm: no line gives the length $length"
+    line=$*
+    found=$base # the settings that the line starts from: the same ones for all of its choices
+    if [[ $line =~ ^@([^: ]+):([^: ]+):([0-9]+)(.*)$ ]]; then
+        [ -n "${length_steps[${BASH_REMATCH[2]}]:-}" ] || fail "plan, arm $arm: no line gives the length ${BASH_REMATCH[2]}"
+        found=$(best_settings "${BASH_REMATCH[1]}" "${length_steps[${BASH_REMATCH[2]}]}" "${BASH_REMATCH[3]}")
+        line=${BASH_REMATCH[4]}
+        [ -n "$found" ] || { say "skipped: $arm: there are no runs of ${BASH_REMATCH[1]} yet" && return 0; }
+    fi
     while read -r line; do
-        if [[ $line =~ ^@([^: ]+):([^: ]+):([0-9]+)(.*)$ ]]; then
-            [ -n "${length_steps[${BASH_REMATCH[2]}]:-}" ] || fail "plan, arm $arm: no line gives the length ${BASH_REMATCH[2]}"
-            found=$(best_settings "${BASH_REMATCH[1]}" "${length_steps[${BASH_REMATCH[2]}]}" "${BASH_REMATCH[3]}")
-            line=${BASH_REMATCH[4]}
-            [ -n "$found" ] || { say "skipped: $arm: there are no runs of ${BASH_REMATCH[1]} yet" && continue; }
-        else
-            found=$base
-        fi
         while read -r options; do
             options=$(normal "$options $line") || fail "plan, arm $arm: $line"
             for seed in ${seeds//,/ }; do run_one "$arm" "$steps" "$points" "$seed" "$options"; done
         done <<< "$found"
-    done <<< "$(expand "$*")"
+    done <<< "$(expand "$line")"
 }
 
 run_plan() {
@@ -239,13 +251,17 @@ run_plan() {
 }
 
 if [ "$only" != report ]; then
-    if [ "$program" = ./train_gpt ]; then make train_gpt >&2; fi
-    prepare_data
     exec 9>> "$work/$name.lock" # held as long as this script runs; runs do not inherit it
     flock -n 9 || fail "a sweep of $plan is running already"
+    if [ "$program" = ./train_gpt ] && [ -z "${DRY:-}" ]; then make train_gpt >&2; fi
+    prepare_data
+    if [ -s "$results" ] && [ -n "$(tail -c 1 "$results")" ]; then
+        say "notice: the last line of $results was cut: it is taken out, and its run done again"
+        sed -i '$d' "$results"
+    fi
     say "plan $plan, data ${data}_*.bin ($data_id), program $program, results $results"
     run_plan "$plan"
     [ "$bad" -eq 0 ] || say "$bad runs failed: type the same command to try them again"
 fi
-[ -n "${DRY:-}" ] || bash scripts/compare_report.sh "$results" "${PICTURES:-$(dirname "$results")}"
+[ -n "${DRY:-}" ] || DATA_ID=${data_id:-} bash scripts/compare_report.sh "$results" "${PICTURES:-$(dirname "$results")}"
 [ "$bad" -eq 0 ]

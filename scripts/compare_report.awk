@@ -1,6 +1,6 @@
 # compare_report.awk - tables from the JSON lines of scripts/compare_optimizers.sh (one object a run, written by it, so plain patterns read
 # them), and data files for the pictures. Variables: data (only runs on these shards), folder (for the data files; empty: none), every
-# (1: all settings of all arms are listed, too), times (a file of lines "arm ms", used instead of the times of the sweep), mode (best: only
+# (1: all settings of all arms are listed, too), times (a file of lines "arm ms" of scripts/compare_times.sh), mode (best: only
 # each arm's best setting at its greatest length, as "arm<tab>options").
 # A setting is an arm's options; its loss is the mean over seeds. An arm's best setting is that of the lowest loss among those that were
 # run with the most seeds. A run that ended by "not finite" makes its setting the worst; on pictures it has the loss of the start.
@@ -26,7 +26,7 @@ function without(text, name) {
 }
 function log2(x) { return log(x) / log(2) }
 
-get("data") == data && !((get("arm"), get("key")) in known) {
+/\]}$/ && get("data") == data && !((get("arm"), get("key")) in known) { # a line that was cut is none
     known[get("arm"), get("key")]
     arm = get("arm"); steps = get("steps"); seed = get("seed"); options = get("options")
     s = arm SUBSEP steps SUBSEP options
@@ -45,15 +45,13 @@ get("data") == data && !((get("arm"), get("key")) in known) {
     start = number[2] + 0
     diverged = get("diverged") == "true"
     loss[s, n] = diverged ? 1e9 : get("loss") + 0
-    capped[s] += diverged || loss[s, n] > start ? start : loss[s, n]
+    capped[s, n] = diverged || loss[s, n] > start ? start : loss[s, n]
     sum[s] += loss[s, n]
-    ms[s] += get("ms")
     state[s] = get("state")
     if (get("tokens") + 0 > tokens[steps]) { tokens[steps] = get("tokens") + 0 }
 }
 
 function mean(s) { return sum[s] / runs[s] }
-function step_ms(s) { return (arm_of[s] in timed) ? timed[arm_of[s]] : ms[s] / runs[s] }
 function mean_text(s) { return mean(s) < 1e6 ? sprintf("%.4f", mean(s)) : "not finite" }
 function spread(s, i, d) {
     if (runs[s] < 2) { return "-" }
@@ -92,7 +90,7 @@ function speedup(s, base, i, seed, target, t, total, k) {
     return total / runs[s]
 }
 
-function table(steps, base, i, k, s, t, all) {
+function table(steps, base, i, k, s, t, timed_both) {
     printf "\n%d steps, %d tokens:\n\n", steps, tokens[steps]
     printf "| arm | best setting | validation loss | spread | seeds | tokens to AdamW's loss | AdamW's / these "
     print "| state, bytes per parameter | step ms / AdamW's |"
@@ -104,19 +102,22 @@ function table(steps, base, i, k, s, t, all) {
         printf "| %s | %s | %s | %s | %d |", arms[i], shown[s], mean_text(s), spread(s), runs[s]
         t = base != "" && mean(base) < 1e6 && mean(s) < 1e6 ? speedup(s, base) : 0
         if (t > 0) { printf " %.2f M | %.2f |", t / 1e6, tokens[steps] / t } else { printf " - | - |" }
-        printf " %s | %s |\n", state[s], base != "" ? sprintf("%.2f", step_ms(s) / step_ms(base)) : "-"
+        timed_both = base != "" && (arms[i] in timed) && ("adamw" in timed) # a sweep's own times are those of a loaded machine
+        printf " %s | %s |\n", state[s], timed_both ? sprintf("%.2f", timed[arms[i]] / timed["adamw"]) : "-"
     }
 }
 
-# Differences of arms with seeds in common, seed by seed.
+# Differences of arms with seeds in common, seed by seed, of AdamW or a kind of Kappa with any other. Two standard errors of a mean of 3 are no
+# 95 %: for that they would be 4.3.
 function pairs(steps, i, j, a, b, n, k, d, sum_d, sum_2, m, head) {
     for (i = 1; i <= arm_count; i++) {
         for (j = i + 1; j <= arm_count; j++) {
             if (!((arms[i], steps) in best) || !((arms[j], steps) in best)) { continue }
+            if (arms[i] !~ /^(adamw|kappa.*)$/ && arms[j] !~ /^(adamw|kappa.*)$/) { continue }
             a = best[arms[i], steps]; b = best[arms[j], steps]
             n = sum_d = sum_2 = 0
             for (k = 1; k <= runs[a]; k++) {
-                if (!((b, seed_at[a, k]) in run_of)) { continue }
+                if (!((b, seed_at[a, k]) in run_of) || loss[a, k] > 1e6 || loss[b, run_of[b, seed_at[a, k]]] > 1e6) { continue }
                 d = loss[b, run_of[b, seed_at[a, k]]] - loss[a, k]
                 n++; sum_d += d; sum_2 += d * d
             }
@@ -132,16 +133,30 @@ function pairs(steps, i, j, a, b, n, k, d, sum_d, sum_2, m, head) {
     }
 }
 
-# The settings that differ from an arm's best in the learning rate only, by rising rate: rate[], height[], their number.
-function rates(steps, arm, i, j, s, rest, n, t) {
+# The settings that differ from an arm's best in the learning rate only, by rising rate: rate[], height[], their number. Heights are means over
+# the seeds that all of them have.
+function rates(steps, arm, i, j, k, s, rest, n, t, have, of, common) {
     rest = without(options_of[best[arm, steps]], "--lr")
     for (i = 1; i <= settings; i++) {
         s = setting[i]
         if (arm_of[s] != arm || steps_of[s] != steps || without(options_of[s], "--lr") != rest) { continue }
-        n++
-        rate[n] = option(options_of[s], "--lr") + 0
-        height[n] = capped[s] / runs[s]
-        for (j = n; j > 1 && rate[j] < rate[j - 1]; j--) {
+        of[++n] = s
+        for (k = 1; k <= runs[s]; k++) { have[seed_at[s, k]]++ }
+    }
+    for (i = 1; i <= n; i++) {
+        s = of[i]
+        rate[i] = option(options_of[s], "--lr") + 0
+        height[i] = common = 0
+        for (k = 1; k <= runs[s]; k++) {
+            if (have[seed_at[s, k]] < n) { continue }
+            height[i] += capped[s, k]
+            common++
+        }
+        if (common == 0) { return 0 }
+        height[i] /= common
+    }
+    for (i = 1; i <= n; i++) {
+        for (j = i; j > 1 && rate[j] < rate[j - 1]; j--) {
             t = rate[j]; rate[j] = rate[j - 1]; rate[j - 1] = t
             t = height[j]; height[j] = height[j - 1]; height[j - 1] = t
         }
@@ -150,7 +165,7 @@ function rates(steps, arm, i, j, s, rest, n, t) {
 }
 
 # Mean excess over the lowest loss for rates from a quarter to four times the best one, on straight lines in log2 of the rate.
-function sensitivity(steps, i, j, n, low, x0, x1, y0, y1, area, from, to, head, file) {
+function sensitivity(steps, i, j, n, low, x0, x1, y0, y1, area, from, to, head, whole) {
     for (i = 1; i <= arm_count; i++) {
         if (!((arms[i], steps) in best) || (n = rates(steps, arms[i])) < 3) { continue }
         for (low = j = 1; j <= n; j++) { if (height[j] < height[low]) { low = j } }
@@ -173,7 +188,9 @@ function sensitivity(steps, i, j, n, low, x0, x1, y0, y1, area, from, to, head, 
             printf "\nlearning rate, %d steps: mean excess over the arm's lowest loss from 1/4 to 4 times its best rate\n\n", steps
             print "| arm | best rate | lowest loss | mean excess | rates covered |\n|---|---|---|---|---|"
         }
-        printf "| %s | %g | %.4f | %.4f | x%.2g .. x%.2g |\n", arms[i], rate[low], height[low], area / (to - from), 2 ^ from, 2 ^ to
+        whole = from < -1.9 && to > 1.9 # of fewer rates it would be another figure
+        printf "| %s | %g | %.4f | %s | x%.2g .. x%.2g |\n", arms[i], rate[low], height[low], whole ? sprintf("%.4f", area / (to - from)) : "-",
+            2 ^ from, 2 ^ to
     }
 }
 
@@ -228,20 +245,26 @@ function listing(steps, arm, i, j, n, s, list, t) {
     }
 }
 
-# Data files of the loss curves: tokens in millions, mean over seeds.
-function curves(steps, i, k, n, s, y, file) {
+# Data files of the loss curves: tokens in millions, mean over the seeds whose curves are as long as the first; and the arms by rising loss.
+function curves(steps, i, j, k, n, s, y, m, file, list, many, t) {
     if (folder == "") { return }
     for (i = 1; i <= arm_count; i++) {
         if (!((arms[i], steps) in best)) { continue }
         s = best[arms[i], steps]
         file = folder "/curve_" steps "_" arms[i]
         for (k = 2; k <= count[s, 1]; k++) {
-            y = 0
-            for (n = 1; n <= runs[s]; n++) { y += val[s, n, k] }
-            print at[s, 1, k] / 1e6, y / runs[s] > file
+            y = m = 0
+            for (n = 1; n <= runs[s]; n++) { if (count[s, n] == count[s, 1]) { y += val[s, n, k]; m++ } }
+            print at[s, 1, k] / 1e6, y / m > file
         }
         close(file)
+        list[++many] = arms[i]
+        for (j = many; j > 1 && mean(best[list[j], steps]) < mean(best[list[j - 1], steps]); j--) {
+            t = list[j]; list[j] = list[j - 1]; list[j - 1] = t
+        }
     }
+    for (i = 1; i <= many; i++) { print list[i] > (folder "/order_" steps) }
+    close(folder "/order_" steps)
 }
 
 END {

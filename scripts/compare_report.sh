@@ -3,8 +3,7 @@
 # runs NAME_curves_STEPS.png (validation loss of each arm's best setting) and NAME_rates_STEPS.png (loss over learning rate).
 # usage: scripts/compare_report.sh RESULTS.jsonl [FOLDER_OF_PICTURES]    ALL=1 lists every setting, too; DATA_ID: that of the shards
 #                                                                        (otherwise that of the last line)
-# Step times are those of scripts/compare_times.sh where RESULTS.times is there, else medians of the sweep, which mean something where
-# nothing else ran.
+# Step times are those of scripts/compare_times.sh where RESULTS.times is there: a sweep's own are of a machine that does other things, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -31,24 +30,26 @@ if ! command -v gnuplot > /dev/null; then
     exit 0
 fi
 
-# One line for each data file PREFIX_ARM, at most 12 of them.
-draw() { # picture, prefix of data files, label of x, more settings
-    local file plots=() number=0
-    for file in "$2"_*; do
-        if [ ! -s "$file" ] || [ $number -ge 12 ]; then continue; fi
-        number=$((number + 1))
-        plots+=("'$file' using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.5 title '${file#"$2"_}'")
-    done
-    [ $number -gt 0 ] || return 0
+# One line for each data file PREFIX_ARM, the best 12 of them by their loss at the end.
+draw() { # picture, prefix of data files, steps, label of x, more settings
+    local file arm plots=() left=()
+    while read -r arm; do
+        file=$2_$arm
+        if [ ! -s "$file" ]; then continue; fi
+        if [ ${#plots[@]} -ge 12 ]; then left+=("$arm") && continue; fi
+        plots+=("'$file' using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.5 title '$arm'")
+    done < "$work/order_$3"
+    [ ${#plots[@]} -gt 0 ] || return 0
+    [ ${#left[@]} -eq 0 ] || echo "notice: $1 shows the best 12; left out: ${left[*]}" >&2
     file=$(printf ', %s' "${plots[@]}")
     gnuplot << END || fail "gnuplot could not draw $1"
 set terminal pngcairo noenhanced size 1000,600 font "sans,11"
 set output '$1'
-set xlabel "$3"
+set xlabel "$4"
 set ylabel "validation loss"
 set grid linecolor "#dddddd"
 set key top right
-$4
+$5
 plot ${file:2}
 END
     echo "$1" >&2
@@ -56,7 +57,9 @@ END
 
 mkdir -p "$folder"
 name=$folder/$(basename "$results" .jsonl)
-sed -E 's/.*"steps":([0-9]+).*/\1/' "$results" | sort -nu | while read -r steps; do
-    draw "${name}_curves_$steps.png" "$work/curve_$steps" "tokens, millions" ""
-    draw "${name}_rates_$steps.png" "$work/rate_$steps" "learning rate over the arm's best one, log2" ""
+for order in "$work"/order_*; do
+    [ -s "$order" ] || continue
+    steps=${order##*_}
+    draw "${name}_curves_$steps.png" "$work/curve_$steps" "$steps" "tokens, millions" ""
+    draw "${name}_rates_$steps.png" "$work/rate_$steps" "$steps" "learning rate over the arm's best one, log2" ""
 done

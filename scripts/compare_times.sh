@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # compare_times.sh - step times of the arms of a sweep, measured in turn so that a drifting machine meets all of them: each arm's best
-# setting (at the greatest length it was run) takes 12 steps, three times. Medians go to RESULTS with .times for .jsonl, from where
-# scripts/compare_report.sh takes them instead of those of the sweep. Nothing else should run meanwhile. About 25 s an arm on 2 cores.
+# setting (at the greatest length it was run) takes 12 steps, three times. The median of the means of the last ten goes to RESULTS with
+# .times for .jsonl, from where scripts/compare_report.sh takes it. Nothing else should run meanwhile. About 25 s an arm on 2 cores.
 # usage: scripts/compare_times.sh [RESULTS.jsonl]      (doc/sweeps/optimizers.jsonl). DATA: prefix of the token shards (build/compare/full);
 #                                                      PROGRAM (./train_gpt), THREADS (all cores), ROUNDS (3), STEPS (12)
 set -euo pipefail
@@ -33,7 +33,8 @@ for ((round = 0; round < ${ROUNDS:-3}; round++)); do
             echo "notice: $arm: $(grep -h -m 1 '^error' "$work/out")" >&2
             continue
         fi
-        sed -n -E 's/.*"event":"train".*"ms":([0-9.]+),.*/\1/p' "$work/run/main.jsonl" | tail -n +3 >> "$work/ms-$arm"
+        sed -n -E 's/.*"event":"train".*"ms":([0-9.]+),.*/\1/p' "$work/run/main.jsonl" |
+            tail -n 10 | awk '{ sum += $1 } END { print sum / NR }' >> "$work/ms-$arm" # SOAP's new bases come every ten steps
     done < "$work/arms"
 done
 while IFS=$'\t' read -r arm options; do

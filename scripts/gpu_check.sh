@@ -23,6 +23,7 @@ if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     exit 1
 fi
 
+export PATH=$PATH:/usr/local/cuda/bin
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 started=$SECONDS

@@ -118,7 +118,7 @@ if command -v shellcheck > /dev/null; then
 else
     skip "shellcheck is not here"
 fi
-mapfile -t sources < <(files | grep -E '\.(cu|cuh|h|c|sh|py|md)$|^Makefile$|^\.ci/run$')
+mapfile -t sources < <(files | grep -E '\.(cu|cuh|h|c|sh|awk|sbatch|py|md)$|^Makefile$|^\.ci/run$')
 code=()
 for file in "${sources[@]}"; do [[ $file == *.md || $file == *.py ]] || code+=("$file"); done
 report "lines of at most 150 characters" "$(awk 'length($0) > 150 { print FILENAME ":" FNR ": " length($0) " characters" }' "${code[@]}")"

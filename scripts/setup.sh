@@ -10,8 +10,11 @@ set -euo pipefail
 # What can be seen without a package manager is: a compiler built by hand or another distribution's headers will do.
 present() {
     case $1 in
-        gcc | g++ | make | clang | git | gnuplot | shellcheck) command -v "$1" > /dev/null ;;
+        gcc | g++ | make | clang | git | shellcheck) command -v "$1" > /dev/null ;;
         libopenmpi-dev) command -v mpicc > /dev/null ;;
+        gnuplot*) command -v gnuplot > /dev/null ;;
+        iproute2) command -v tc > /dev/null ;;
+        bible-kjv) command -v bible > /dev/null || [ -x /usr/games/bible ] ;;
         procps) command -v pgrep > /dev/null ;;
         openmpi-bin) command -v mpirun > /dev/null ;;
         libc6-dev) [ -e /usr/include/stdio.h ] ;;

@@ -418,6 +418,7 @@ static const OptionDefault option_defaults[] = {
     {"optimizer", "soap", "lr", "3e-3"},
     {"optimizer", "soap", "beta1", "0.95"},
     {"optimizer", "kappa", "lr", "4e-3"},
+    {"optimizer", "kappa", "lr-embedding", "2"},
     {"optimizer", "kappa", "momentum", "0.9"},
     {"optimizer", "kappa", "nesterov", "off"},
     {"optimizer", "kappa", "cautious-decay", "on"},
