@@ -44,11 +44,16 @@ endif
 CFLAGS += $(if $(OPENMP),,-Wno-unknown-pragmas)
 DEFINES = $(if $(filter bf16,$(PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(GIT_HASH)"' -DBUILD_FLAGS='"$(CC) $(OPT) -march=$(ARCH) $(PRECISION)"'
 
-CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
-NVFLAGS = -std=c++20 -O3 -t 0 $(CUDA_GENCODE) -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-fopenmp -diag-suppress 177 $(NVDEFINES) $(MPI_FLAGS)
+# machine code of each, and PTX that the driver compiles where none of them fits
+CUDA_PTX ?= 80
+CUDA_GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(CUDA_PTX),code=compute_$(CUDA_PTX)
+NVFLAGS = -std=c++20 -O3 -t 0 $(CUDA_GENCODE) -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-fopenmp$(HOST_SSE) -diag-suppress 177 $(NVDEFINES) $(MPI_FLAGS)
+# for checksums: every host of a GPU has it
+HOST_SSE = $(if $(filter x86_64,$(shell uname -m)),$(comma)-msse4.2)
 NVDEFINES = $(if $(filter bf16,$(CUDA_PRECISION)),-DFLOATX_BF16) -DGIT_HASH='"$(GIT_HASH)"' \
 	-DBUILD_FLAGS='"nvcc sm_$(subst $() ,+,$(strip $(CUDA_ARCHS))) $(CUDA_PRECISION)"'
-NVLIBS = -lcublasLt -lnccl $(MPI_LIBS) -lpcre2-8 -ldl
+comma := ,
+NVLIBS = -lcublasLt -lnccl $(foreach f,$(MPI_RPATH),-Xlinker $(patsubst -Wl$(comma)%,%,$(f))) $(MPI_LIBS) -lpcre2-8 -ldl
 
 .PHONY: FORCE all cuda help run test bench debug lint flags clean
 all: train_gpt
@@ -75,8 +80,8 @@ build/test_gpt_bf16: $(SOURCES) $(TESTS) Makefile | build
 	$(Q)$(CC) $(CFLAGS) -DFLOATX_BF16 test_gpt.cu -o $@ $(LIBS)
 
 # the CUDA branch on the CPU, for tests: every CUDA thread a fiber (dev/cuda_on_cpu.h)
-build/test_gpt_emulated: $(SOURCES) $(TESTS) Makefile | build
-	$(Q)$(CXX) -x c++ -std=c++20 -D_GNU_SOURCE -DCUDA_ON_CPU -O2 -march=$(ARCH) $(OPENMP) -Wall -Wextra $(MPI_FLAGS) test_gpt.cu -o $@ $(LIBS)
+build/test_gpt_emulated build/test_gpt_emulated_bf16: $(SOURCES) $(TESTS) Makefile | build
+	$(Q)$(CXX) -x c++ -std=c++20 -D_GNU_SOURCE -DCUDA_ON_CPU $(if $(findstring bf16,$@),-DFLOATX_BF16) -O2 -march=$(ARCH) $(OPENMP) -Wall -Wextra $(MPI_FLAGS) test_gpt.cu -o $@ $(LIBS)
 
 SANITIZE = -g -O1 -march=$(ARCH) -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 debug: build/train_gpt_debug build/test_gpt_debug

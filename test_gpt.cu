@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
     world = *comm_alone();
     bool good = !ranks || (launch_find(&launch, &error) && comm_open(&world, &launch, RANKS_TIMEOUT, &error));
     good = good && options_parse(&options, 2, (char**)(uintptr_t)arguments, &error);
-    good = good && comm_agree(&world, machine_open(&options, &world, &error), &error);
+    good = good && comm_agree(&world, machine_open(&options, &world, &error), &error) && comm_start_up(&world, &error);
     if (!good) {
         fprintf(stderr, "error: %s\n", error.text);
         return 1;

@@ -31,8 +31,9 @@ void* device_alloc(size_t bytes) {
 // Bytes that can still be had, SIZE_MAX when nobody says: of the GPU, or of memory and swap within the container's limit.
 size_t device_memory_free(void) {
 #if ON_GPU && !defined(CUDA_ON_CPU)
-    size_t available = 0, total = 0;
-    return cudaMemGetInfo(&available, &total) == cudaSuccess ? available : SIZE_MAX;
+    size_t available = 0, total = 0, kept = (size_t)512 << 20; // for kernels, libraries and their local memory, which are loaded later
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) { return SIZE_MAX; }
+    return available > kept ? available - kept : 0;
 #else
     size_t available = 0, swap = 0, limit = SIZE_MAX, used = 0;
     char line[128];

@@ -6,6 +6,12 @@
 
 #define GEMM_WORKSPACE ((size_t)32 << 20) // what cuBLASLt asks for on Hopper
 
+#ifdef FLOATX_BF16
+#define GEMM_TYPE CUDA_R_16BF
+#else
+#define GEMM_TYPE CUDA_R_32F
+#endif
+
 typedef enum { GEMM_EPILOGUE_NONE, GEMM_EPILOGUE_GELU, GEMM_EPILOGUE_DGELU } GemmEpilogue;
 
 static struct {
@@ -23,14 +29,14 @@ static void cublas_check(cublasStatus_t status, const char* call, const char* fi
     exit(1);
 }
 
-// tf32: fp32 builds may use the tensor cores' shorter mantissa.
+// tf32: fp32 builds may use the tensor cores' shorter mantissa. (The fast compute types are for fp32 operands alone; bf16 ones need none.)
 bool gemm_gpu_open(bool tf32, int gelu_fusion, Error* error) {
     if (cublasLtCreate(&gemm_state.handle) != CUBLAS_STATUS_SUCCESS) {
         return fail(error, "cuBLASLt cannot start: is the driver as new as the toolkit?");
     }
     gemm_state.workspace = device_alloc(GEMM_WORKSPACE);
     if (!gemm_state.workspace) { return fail(error, "out of GPU memory for the %zu MiB of cuBLASLt", GEMM_WORKSPACE >> 20); }
-    gemm_state.compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    gemm_state.compute = tf32 && GEMM_TYPE == CUDA_R_32F ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     gemm_state.gelu_fusion = gelu_fusion;
     size_t version = cublasLtGetVersion();
     snprintf(gemm_state.description, sizeof(gemm_state.description), "cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
@@ -41,12 +47,6 @@ const char* gemm_description(void) { return gemm_state.description; }
 
 // The GELU epilogues want the kept tensor's rows at 16 bytes.
 static bool gemm_gpu_fuses_gelu(int level, int columns) { return gemm_state.gelu_fusion >= level && columns % 8 == 0; }
-
-#ifdef FLOATX_BF16
-#define GEMM_TYPE CUDA_R_16BF
-#else
-#define GEMM_TYPE CUDA_R_32F
-#endif
 
 static void gemm_attribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t name, const void* value, size_t bytes) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, name, value, bytes));
@@ -108,9 +108,11 @@ static void gemm_search(GemmChoice* choice, cublasLtMatmulDesc_t desc, cublasLtM
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result;
     size_t workspace = GEMM_WORKSPACE;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; // parts of a long sum are added in fp32, never in the output's type
     int found = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions)));
     gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_a);
     gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_b);
     gemm_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_d);
@@ -118,8 +120,8 @@ static void gemm_search(GemmChoice* choice, cublasLtMatmulDesc_t desc, cublasLtM
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gemm_state.handle, desc, a, b, d, d, preference, 1, &result, &found);
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-        fprintf(stderr, "error: cuBLASLt has no kernel for m %zu, n %zu, k %zu (%s); try --gelu-fusion 0\n", choice->m, choice->n, choice->k,
-                cublasLtGetStatusString(status));
+        fprintf(stderr, "error: cuBLASLt has no kernel for m %zu, n %zu, k %zu (%s)%s\n", choice->m, choice->n, choice->k,
+                cublasLtGetStatusString(status), gemm_state.gelu_fusion ? "; try --gelu-fusion 0" : "");
         exit(1);
     }
     choice->algo = result.algo;
@@ -155,7 +157,7 @@ static void gemm_gpu_call(const GemmCall* g) {
     wanted.ldb = g->ldb;
     wanted.ldd = g->ldd;
     wanted.flags = (uint32_t)g->transa | (uint32_t)g->transb << 1 | (uint32_t)(g->beta != 0.0f) << 2 | (uint32_t)(g->bias != NULL) << 3 |
-                   (uint32_t)g->epilogue << 4 | align_a << 8 | align_b << 12 | align_d << 16;
+                   (uint32_t)g->epilogue << 4 | align_a << 8 | align_b << 12 | align_d << 16 | gemm_alignment(g->bias) << 20 | gemm_alignment(g->aux) << 24;
     size_t i = 0;
     while (i < gemm_choices.count && memcmp(&gemm_choices.rows[i], &wanted, offsetof(GemmChoice, algo)) != 0) { i++; }
     if (i == gemm_choices.count) {

@@ -5,6 +5,7 @@
 
 #define COLUMN_TILE 64
 #define BIAS_CHUNK 64 // rows that one team adds up
+#define FOLD_ROWS 32  // of partial sums, as many: a long column added up by one team would keep a GPU waiting
 
 // One team takes COLUMN_TILE columns: out[c] += sum over rows of partial[row * stride + first + c].
 DEVICE void sum_rows_tile(Team t, size_t tile, floatX* out, const float* partial, size_t rows, size_t stride, size_t first, int columns) {
@@ -19,8 +20,27 @@ DEVICE void sum_rows_tile(Team t, size_t tile, floatX* out, const float* partial
     TEAM_FOR(i, width) { store(out + begin + i, load(out + begin + i) + sum[i]); }
 }
 
-void sum_rows(floatX* out, const float* partial, size_t rows, size_t stride, size_t first, int columns) {
-    LAUNCH_SCRATCH(ceil_div((size_t)columns, COLUMN_TILE), WARP_TEAM, COLUMN_TILE * sizeof(float), sum_rows_tile, out, partial, rows,
+// The first of FOLD_ROWS rows becomes their sum; task = fold * tiles + tile
+DEVICE void sum_rows_fold(Team t, size_t task, float* partial, size_t rows, size_t stride, size_t first, int columns, int tiles) {
+    size_t row = task / (size_t)tiles * FOLD_ROWS, end = min_size(rows, row + FOLD_ROWS);
+    int begin = (int)(task % (size_t)tiles) * COLUMN_TILE;
+    int width = columns - begin < COLUMN_TILE ? columns - begin : COLUMN_TILE;
+    float* sum = partial + row * stride + first + begin;
+    for (row++; row < end; row++) {
+        const float* p = partial + row * stride + first + begin;
+        TEAM_FOR(i, width) { sum[i] = sum[i] + p[i]; }
+    }
+}
+
+// out (columns) += the sum of rows; partial is used up.
+void sum_rows(floatX* out, float* partial, size_t rows, size_t stride, size_t first, int columns) {
+    size_t tiles = ceil_div((size_t)columns, COLUMN_TILE);
+    if (rows > 2 * FOLD_ROWS) {
+        LAUNCH(ceil_div(rows, FOLD_ROWS) * tiles, WARP_TEAM, sum_rows_fold, partial, rows, stride, first, columns, (int)tiles);
+        rows = ceil_div(rows, FOLD_ROWS);
+        stride *= FOLD_ROWS;
+    }
+    LAUNCH_SCRATCH(tiles, WARP_TEAM, COLUMN_TILE * sizeof(float), sum_rows_tile, out, partial, rows,
                    stride, first, columns);
 }
 

@@ -89,10 +89,12 @@ silent() {
 
 echo "== packages"
 bash scripts/setup.sh gcc g++ libc6-dev make libpcre2-dev libdnnl-dev libopenmpi-dev openmpi-bin iproute2 procps
-silent "build: make" 900 make -s -j2 train_gpt test_gpt build/test_gpt_bf16 build/test_gpt_emulated debug
+silent "build: make" 900 make -s -j2 train_gpt test_gpt build/test_gpt_bf16 build/test_gpt_emulated build/test_gpt_emulated_bf16 \
+    debug
 step "test_gpt: fp32" 300 ./test_gpt
 step "test_gpt: bf16" 300 build/test_gpt_bf16
 step "test_gpt: the CUDA branch on the CPU" 400 build/test_gpt_emulated
+step "test_gpt: the CUDA branch on the CPU, bf16" 400 build/test_gpt_emulated_bf16
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 # more ranks than cores, as root too
 step "ranks: 8 processes, fp32" 200 mpirun -np 8 ./test_gpt ranks

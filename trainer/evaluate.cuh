@@ -81,6 +81,7 @@ static bool hellaswag_example(Gpt* g, const HellaSwagExample* e, EvalSpace space
         device_upload(space.device, space.host, 2 * N * sizeof(int));
         gpt_forward(g, space.device, count, T);
         gpt_head(g, space.result, space.device + N, N, 0.0f, false, false);
+        if (g->zero && g->zero->comm) { comm_sync(g->zero->comm); }
         device_download(losses, g->losses, N * sizeof(float));
         for (int r = 0; r < count; r++) {
             double sum = 0.0;

@@ -34,9 +34,11 @@ void machine_limit_spinning(char** argv) {
 
 #if ON_GPU && !defined(CUDA_ON_CPU)
 bool machine_open(const Options* o, const Comm* world, Error* error) {
-    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT || o->command == COMMAND_PLAN) { return true; }
+    if (o->command == COMMAND_TOKENIZE || o->command == COMMAND_CONVERT) { return true; }
     int count = 0, driver = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
+    bool plan = o->command == COMMAND_PLAN; // goes without a GPU, too
+    if (plan && (status != cudaSuccess || count == 0)) { return true; }
     if (status != cudaSuccess || count == 0) {
         cudaDriverGetVersion(&driver);
         return fail(error, "no GPU: %s; on a machine without one use ./train_gpt, the CPU program",
@@ -53,7 +55,7 @@ bool machine_open(const Options* o, const Comm* world, Error* error) {
 #else
     machine_state.flops = peak_flops(properties.name, false, o->tf32);
 #endif
-    return gemm_gpu_open(o->tf32, o->gelu_fusion, error);
+    return plan || gemm_gpu_open(o->tf32, o->gelu_fusion, error);
 }
 #else
 

@@ -278,6 +278,7 @@ bool state_save(const Trainer* t, const char* out, Error* error) {
     StateWriter w;
     Error reason; // what is saved is saved, even if an old one cannot be removed
     error->text[0] = 0;
+    comm_sync(t->comm); // downloads below wait for the device alone
     if (!state_finish(t, &w, state_open(t, &w, out, error), error)) { return false; }
     if (t->comm->rank == 0 && !checkpoint_prune(out, t->options->keep, (uint64_t)t->options->major_every, (uint64_t)t->step, &reason)) {
         fprintf(stderr, "notice: %s\n", reason.text);
