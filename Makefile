@@ -81,7 +81,8 @@ build/test_gpt_bf16: $(SOURCES) $(TESTS) Makefile | build
 
 # the CUDA branch on the CPU, for tests: every CUDA thread a fiber (dev/cuda_on_cpu.h)
 build/test_gpt_emulated build/test_gpt_emulated_bf16: $(SOURCES) $(TESTS) Makefile | build
-	$(Q)$(CXX) -x c++ -std=c++20 -D_GNU_SOURCE -DCUDA_ON_CPU $(if $(findstring bf16,$@),-DFLOATX_BF16) -O2 -march=$(ARCH) $(OPENMP) -Wall -Wextra $(MPI_FLAGS) test_gpt.cu -o $@ $(LIBS)
+	$(Q)$(CXX) -x c++ -std=c++20 -D_GNU_SOURCE -DCUDA_ON_CPU $(if $(findstring bf16,$@),-DFLOATX_BF16) -O2 -march=$(ARCH) $(OPENMP) -Wall -Wextra \
+		$(MPI_FLAGS) test_gpt.cu -o $@ $(LIBS)
 
 SANITIZE = -g -O1 -march=$(ARCH) -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 debug: build/train_gpt_debug build/test_gpt_debug

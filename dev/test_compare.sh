@@ -167,7 +167,8 @@ awk 'function run(arm, lr, seed, loss, middle) {
 printf 'adamw 10\nkappa 12.5\n' > known.times
 tables() { ALL=1 DATA_ID=d bash scripts/compare_report.sh known.jsonl pictures; }
 accept "the report: best setting, mean and spread over seeds" '^\| adamw \| --lr 0.001 \| 3.0200 \| 0.0100 \| 3 \|.*\| 8.000 \| 1.00 \|$' tables
-accept "the report: tokens to AdamW's loss, seed by seed" '^\| kappa \| --lr 0.002 \| 2.5210 \| 0.0101 \| 3 \| 0.00 M \| 1.13 \| 0.600 \| 1.25 \|' tables
+accept "the report: tokens to AdamW's loss, seed by seed" \
+    '^\| kappa \| --lr 0.002 \| 2.5210 \| 0.0101 \| 3 \| 0.00 M \| 1.13 \| 0.600 \| 1.25 \|' tables
 accept "the report: paired seeds" '^\| kappa - adamw \| -0.4990 \| 0.0020 \| 3 \|$' tables
 accept "the report: excess over learning rates, of the seed that all have" '^\| kappa \| 0.002 \| 2.5100 \| 0.1250 \| x0.25 .. x4 \|$' tables
 accept "the report: none over fewer rates" '^\| adamw \| 0.001 \| 3.0100 \| - \| x0.5 .. x2 \|$' tables

@@ -157,7 +157,8 @@ static void gemm_gpu_call(const GemmCall* g) {
     wanted.ldb = g->ldb;
     wanted.ldd = g->ldd;
     wanted.flags = (uint32_t)g->transa | (uint32_t)g->transb << 1 | (uint32_t)(g->beta != 0.0f) << 2 | (uint32_t)(g->bias != NULL) << 3 |
-                   (uint32_t)g->epilogue << 4 | align_a << 8 | align_b << 12 | align_d << 16 | gemm_alignment(g->bias) << 20 | gemm_alignment(g->aux) << 24;
+                   (uint32_t)g->epilogue << 4 | align_a << 8 | align_b << 12 | align_d << 16 | gemm_alignment(g->bias) << 20 |
+                   gemm_alignment(g->aux) << 24;
     size_t i = 0;
     while (i < gemm_choices.count && memcmp(&gemm_choices.rows[i], &wanted, offsetof(GemmChoice, algo)) != 0) { i++; }
     if (i == gemm_choices.count) {

@@ -101,7 +101,7 @@ kernels/layernorm.cuh 10
 kernels/matmul.cuh 1
 kernels/reduce.cuh 7
 optim/adafactor.cuh 7
-optim/apply.cuh 6
+optim/apply.cuh 5
 optim/elementwise.cuh 2
 optim/kappa.cuh 24
 optim/kappa_codec.cuh 5
