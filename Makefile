@@ -1,6 +1,6 @@
 # `make` builds train_gpt for the CPU, `make cuda` builds train_gpt_cuda; `make help` lists the rest.
 # Variables: CC (gcc or clang), PRECISION (fp32 or bf16), OPT (-O3), ARCH (native), MPI (auto, yes or no), MPICC (mpicc), NVCC,
-# CUDA_ARCHS (80 90a 100), V=1 shows commands.
+# CUDA_ARCHS (80 90a 100), V=1 shows commands. `make test_gpt OPT="-O3 -DOPS_VERBOSE"`: rows print the errors that they find.
 CC = gcc
 CXX = g++
 NVCC = nvcc

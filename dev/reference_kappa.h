@@ -1,5 +1,5 @@
 // reference_kappa.h - Kappa's updates in double, written plainly from the formulas at the head of optim/kappa.cuh: momentum, factors of
-// equilibration, codes, NorMuon's rows, the step; the embedding's moments and StableAdamW's bound. Orthogonalisation has tests of its own.
+// equilibration, codes, the step; the embedding's moments and StableAdamW's bound. NorMuon's rows: reference_muon.h.
 #pragma once
 #include "reference.h"
 
@@ -37,28 +37,6 @@ static void reference_kappa_factors(double* rho, double* gamma, const double* m,
         for (size_t i = 0; i < rows; i++) { sum += m[i * cols + j] * m[i * cols + j]; }
         gamma[j] = reference_kappa_bf16(!equilibrate ? 1.0 : all > 0.0 ? sqrt(sum / (double)rows) / all : 0.0);
     }
-}
-
-// NorMuon (Li et al. 2025, arXiv 2510.05491): lines along the longer side share a moment; RMS 1 in the end
-static void reference_kappa_normalise(double* x, double* v, size_t rows, size_t cols, double beta2) {
-    bool wide = rows < cols;
-    size_t lines = wide ? cols : rows, length = wide ? rows : cols;
-    double all = 0.0;
-    for (size_t l = 0; l < lines; l++) {
-        double sum = 0.0;
-        for (size_t k = 0; k < length; k++) {
-            double value = wide ? x[k * cols + l] : x[l * cols + k];
-            sum += value * value;
-        }
-        v[l] = beta2 * v[l] + (1.0 - beta2) * sum / (double)length;
-        for (size_t k = 0; k < length; k++) {
-            double* value = wide ? &x[k * cols + l] : &x[l * cols + k];
-            *value = v[l] > 0.0 ? *value / sqrt(v[l]) : 0.0;
-            all += *value * *value;
-        }
-    }
-    double factor = all > 0.0 ? sqrt((double)(rows * cols) / all) : 0.0;
-    for (size_t i = 0; i < rows * cols; i++) { x[i] *= factor; }
 }
 
 static void reference_kappa_apply(double* w, const double* d, size_t count, double factor, double lr, double decay, bool cautious) {

@@ -115,7 +115,7 @@ static void reference_singular_values(double* s, const double* x, size_t rows, s
     free(lines);
 }
 
-// x (rows, cols), v (the longer side): NorMuon's lines, then RMS 1
+// x (rows, cols), v (the longer side): NorMuon's lines along the longer side share a moment (Li et al. 2025, arXiv 2510.05491), then RMS 1
 static void reference_normuon(double* x, double* v, size_t rows, size_t cols, double beta2) {
     size_t lines = rows >= cols ? rows : cols, n = rows >= cols ? cols : rows;
     for (size_t line = 0; line < lines; line++) {

@@ -175,7 +175,7 @@ static void kappa_check_step(KappaRun* r, const char* label, const double* g, in
     reference_kappa_momentum(m, u, n, &k);
     for (size_t p = 0; p < parts; p++) {
         kappa_orthogonalise(u + p * rows * cols, rows, cols);
-        reference_kappa_normalise(u + p * rows * cols, v + p * moments, rows, cols, k.beta2);
+        reference_normuon(u + p * rows * cols, v + p * moments, rows, cols, k.beta2);
     }
     double *start = kappa_copy_of(w, n), *got, *v_got, *moved = reference_zeros(n), *wanted = reference_zeros(n);
     reference_kappa_apply(w, u, n, 0.2, k.lr, k.decay, k.cautious);
@@ -305,7 +305,7 @@ static void kappa_walks(void) {
             kappa_run_update(&r, step, 1.0f);
             reference_kappa_momentum(m, g, n, &k);
             kappa_orthogonalise(g, rows, cols);
-            reference_kappa_normalise(g, v, rows, cols, k.beta2);
+            reference_normuon(g, v, rows, cols, k.beta2);
             reference_kappa_apply(w, g, n, 0.2, k.lr, k.decay, k.cautious);
         }
         double* got = kappa_run_weights(&r);

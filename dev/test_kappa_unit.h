@@ -4,6 +4,7 @@
 #include "../optim/kappa_repack.cuh"
 #include "op_tensor.h"
 #include "reference_kappa.h"
+#include "reference_muon.h"
 
 static const int kappa_test_bits[] = {2, 4, 6, 8};
 
