@@ -3,7 +3,8 @@
 # setting (at the greatest length it was run) takes 12 steps, three times. The median of the means of the last ten goes to RESULTS with
 # .times for .jsonl, from where scripts/compare_report.sh takes it. Nothing else should run meanwhile. About 25 s an arm on 2 cores.
 # usage: scripts/compare_times.sh [RESULTS.jsonl]      (doc/sweeps/optimizers.jsonl). DATA: prefix of the token shards (build/compare/full);
-#                                                      PROGRAM (./train_gpt), THREADS (all cores), ROUNDS (3), STEPS (12)
+#                                                      PROGRAM (./train_gpt), THREADS (all cores), ROUNDS (3), STEPS (12), ARMS (a regular
+#                                                      expression, such as 'adamw|kappa.*'; all of them)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -21,7 +22,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-awk -v data="$data_id" -v mode=best -f scripts/compare_report.awk "$results" > "$work/arms"
+awk -v data="$data_id" -v mode=best -f scripts/compare_report.awk "$results" | grep -E "^(${ARMS:-.*})$(printf '\t')" > "$work/arms" ||
+    fail "$results: no arm is named ${ARMS:-at all}"
 for ((round = 0; round < ${ROUNDS:-3}; round++)); do
     while IFS=$'\t' read -r arm options; do
         options=$(sed -E 's/(^| )--warmup [^ ]+/ --warmup 0/' <<< "$options")
